@@ -28,11 +28,12 @@ from compactor.plan import (
     nodes_of,
     segments_of,
 )
-from compactor.report import BatchReport, Lag, duration_text, rfc3339
+from compactor.report import BatchReport, Lag, duration_text
 from compactor.rewrite import plan_hours
 from compactor.verify import find_left_out, text_of
 from tailrace.logstore import keys, ulid
 from tailrace.logstore.batch import RunKey
+from tailrace.logstore.clock import rfc3339
 from tailrace.logstore.errors import Damaged, NotFound, StoreUnavailable, UnsupportedVersion
 from tailrace.logstore.objects.store import ObjectStore
 from tailrace.logstore.progress import size

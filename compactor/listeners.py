@@ -39,9 +39,9 @@ import orjson
 
 from compactor.metrics import Samples, Textfile, add, counts, gauges, outcome, render, total
 from compactor.passes import Listener
-from compactor.report import Lag, PassReport, duration_text, rfc3339
+from compactor.report import Lag, PassReport, duration_text
 from compactor.settings import CompactorSettings
-from tailrace.logstore.clock import Clock
+from tailrace.logstore.clock import Clock, rfc3339
 from tailrace.logstore.errors import InvalidInput, Unavailable
 from tailrace.logstore.filesystem import FileSystem
 from tailrace.logstore.progress import LineFormatter, size

@@ -35,6 +35,7 @@ from tailrace.coordination.leases import OURS, UPDATE_ERRORS, UPSTREAMS
 from tailrace.coordination.work_queue import MEASURES, WorkQueue
 from tailrace.logstore.errors import Unavailable
 from tailrace.logstore.filesystem import FileSystem
+from tailrace.logstore.prometheus import under_alias
 
 Labels: TypeAlias = tuple[str, ...]
 Samples: TypeAlias = dict[tuple[str, Labels], float]
@@ -52,11 +53,6 @@ class Metric(NamedTuple):
     help: str
     labels: Labels = ()
     alias: str = ""
-
-    def under_alias(self) -> Metric:
-        """The same metric under its old name."""
-        text = f"Alias of `{self.name}`, until the next version."
-        return self._replace(name=self.alias, help=text, alias="")
 
 
 _OWN: Final = "tailrace_compactor_"
@@ -329,7 +325,7 @@ class _Collected(Collector):
                 continue
             families.append(_family(metric, values))
             if metric.alias:
-                families.append(_family(metric.under_alias(), values))
+                families.append(_family(under_alias(metric), values))
         return families
 
 

@@ -12,8 +12,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Protocol
 
 from compactor.metrics import STOPPED
-from compactor.report import PassReport, rfc3339
-from tailrace.logstore.clock import Clock
+from compactor.report import PassReport
+from tailrace.logstore.clock import Clock, rfc3339
 from tailrace.logstore.errors import TailraceError
 
 

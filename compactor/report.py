@@ -9,19 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import orjson
 
 from tailrace.coordination.work_queue import WorkQueue
 from tailrace.logstore.clock import Clock
-
-
-def rfc3339(ms: int) -> str:
-    """Milliseconds since the epoch as UTC, as in `2026-11-21T12:00:00.000Z`."""
-    moment = datetime.fromtimestamp(ms / 1000, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def duration_text(seconds: float) -> str:

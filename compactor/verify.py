@@ -54,7 +54,7 @@ from tailrace.logstore.segments.file_format import (
     read_reason,
 )
 from tailrace.logstore.segments.reader import SegmentFile, open_segment
-from tailrace.logstore.table.schema import COLUMNS, PARTITIONS
+from tailrace.logstore.table.schema import RECORD_SCHEMA
 
 _SLICE_MS: Final = 60_000  # an hour has a whole number of them
 _SHORTEST: Final = 64  # bytes that a line counts for at least: its ids are sorted with it
@@ -145,7 +145,6 @@ SMALL_BYTES: Final = 128 << 10
 _MOST_BYTES: Final = 64 << 20
 _FEWEST: Final = 8  # fewer are not worth writing and reading another object
 _GROUP_BYTES: Final = 16 << 20  # of memory, not of the file
-_SCHEMA: Final = pa.schema([column for column in COLUMNS if column.name not in PARTITIONS])
 
 
 @dataclass(slots=True)
@@ -191,7 +190,7 @@ def pack(bodies: Iterable[bytes]) -> bytes:
     made = pa.BufferOutputStream()
     with pq.ParquetWriter(
         made,
-        _SCHEMA,
+        RECORD_SCHEMA,
         compression="zstd",
         compression_level=1,
         use_dictionary=DICTIONARIES,
@@ -206,7 +205,7 @@ def pack(bodies: Iterable[bytes]) -> bytes:
 def _groups(bodies: Iterable[bytes]) -> Iterator[pa.Table]:
     for body in bodies:
         for rows in open_segment(body).groups():
-            yield rows.cast(_SCHEMA)
+            yield rows.cast(RECORD_SCHEMA)
 
 
 def _gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:

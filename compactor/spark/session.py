@@ -54,7 +54,7 @@ from tailrace.logstore import ulid
 from tailrace.logstore.errors import TailraceError, Unavailable
 from tailrace.logstore.java import why_no_java
 from tailrace.logstore.runs.deletions import Deletion
-from tailrace.logstore.table.schema import COLUMNS, PARTITIONS
+from tailrace.logstore.table.schema import RECORD_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -177,7 +177,6 @@ def _work(engine: SparkEngine, folder: Path) -> None:
 
 
 def _write_lines(path: Path) -> None:
-    schema = pa.schema([field for field in COLUMNS if field.name not in PARTITIONS])
     rows = [
         {
             "ulid": ulid.encode(number),
@@ -189,7 +188,7 @@ def _write_lines(path: Path) -> None:
         }
         for number in range(_LINES)
     ]
-    pq.write_table(pa.Table.from_pylist(rows, schema), path, compression="zstd")
+    pq.write_table(pa.Table.from_pylist(rows, RECORD_SCHEMA), path, compression="zstd")
 
 
 log = logging.getLogger("tailrace.compactor")

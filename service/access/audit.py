@@ -25,12 +25,11 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import orjson
 
-from tailrace.logstore.clock import Clock
+from tailrace.logstore.clock import Clock, rfc3339
 from tailrace.logstore.errors import Unavailable
 from tailrace.logstore.filesystem import File, FileSystem
 
@@ -100,8 +99,7 @@ class AuditLog:
         self._lines.append(self._line(event, fields))
 
     def _line(self, event: str, fields: Mapping[str, Any]) -> bytes:
-        moment = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
-        stamp = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        stamp = rfc3339(self._clock.now_ms())
         shown = {
             k: v.encode("utf-8", "replace").decode()[: None if k in _WHOLE else _LONGEST]
             if isinstance(v, str)

@@ -23,7 +23,6 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
 from service.erasure import DeletionState, Erasure
-from service.http.segment_bodies import rfc3339
 from service.runtime.environment import Seams
 from tailrace.coordination.admin import LeaseAdmin, LeaseFilter
 from tailrace.coordination.lease import StoreTime
@@ -33,6 +32,7 @@ from tailrace.coordination.partitions import PartitionStore, Status
 from tailrace.coordination.pipelines import PipelinesAdmin
 from tailrace.coordination.settings import SourceCoordination
 from tailrace.logstore import ulid
+from tailrace.logstore.clock import rfc3339
 from tailrace.logstore.errors import InvalidCursor
 
 _LIST, _MAX_LIST = 100, 1000

@@ -29,10 +29,10 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.http.segment_bodies import rfc3339
 from service.http.targets import BASE, ROOT, request_id
 from tailrace.logstore import errors
 from tailrace.logstore import ulid as ulids
+from tailrace.logstore.clock import rfc3339
 from tailrace.logstore.errors import InvalidInput, TailraceError
 
 # The methods of a path: HEAD for every GET, and all of them in `Allow`.

@@ -450,9 +450,7 @@ class EventStream(Response):
         return sse.event(kind, self._key.run, cursor, named=self._named, **fields)
 
     async def _send(self, send: Send, frame: bytes) -> None:
-        self._counters.stream_events += 1
-        self._counters.stream_bytes += len(frame)
-        await send({"type": "http.response.body", "body": frame, "more_body": True})
+        await sse.send_frame(send, self._counters, frame)
 
 
 def _source_of(tick: Tick, before: Cursor) -> OneSource:

@@ -190,9 +190,7 @@ class QueryStream(Response):
         return frame
 
     async def _send(self, send: Send, frame: bytes) -> None:
-        self._counters.stream_events += 1
-        self._counters.stream_bytes += len(frame)
-        await send({"type": "http.response.body", "body": frame, "more_body": True})
+        await sse.send_frame(send, self._counters, frame)
 
 
 def events(piece: MatchedRecords) -> bytes:

@@ -26,7 +26,6 @@ from service.http.query import (
     posted,
     posted_parameters,
 )
-from service.http.segment_bodies import rfc3339
 from service.query import facets
 from service.query.engine import QueryEngine
 from service.query.facets import (
@@ -52,6 +51,7 @@ from service.query.facets import (
 from service.query.request import SEARCH_PARAMETERS, QueryRequest
 from service.query.search import Search
 from tailrace.logstore import ulid
+from tailrace.logstore.clock import rfc3339
 
 _FROM: Final = f"{PARAMETERS['from'][0]} `0` is the time of the first record."
 _TO: Final = f"{PARAMETERS['to'][0].partition(' Without')[0]} Without it, now."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -14,6 +13,7 @@ from service.queue.catalog import Leased, ListedObject, ListedSegments, SegmentN
 from service.queue.queue import GivenLease, GroupLag, lag_of
 from tailrace.coordination.groups import ConsumerGroup
 from tailrace.logstore import ulid
+from tailrace.logstore.clock import rfc3339
 
 
 class NextSegment(BaseModel):
@@ -198,12 +198,6 @@ def deletion_page(
         deletions=[DeletedLines(fqn=fqn, run=run, ulid=ulid.encode(t)) for _, fqn, run, t in page],
         next=page[-1][0] if more else None,
     )
-
-
-def rfc3339(ms: int) -> str:
-    """Formats a time in milliseconds as RFC 3339."""
-    moment = datetime.fromtimestamp(ms / 1000, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def url_of(name: SegmentName) -> str:

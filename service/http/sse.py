@@ -51,6 +51,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from service.http.body import Send
 from service.http.json_body import shown
 from service.query.output import lines
 from service.run_log.cursors import Begun
@@ -106,6 +107,13 @@ _BEFORE_ESCAPES = re.compile(
     rb"\\+(?=[rvf0xu\r\x0b\x0c\x1c\x1d\x1e\x00]|\xc2\x85|\xe2\x80[\xa8\xa9])"
 )
 """Backslashes that would be read as a part of an escape."""
+
+
+async def send_frame(send: Send, counters: HttpCounters, frame: bytes) -> None:
+    """Sends and counts a part of a stream."""
+    counters.stream_events += 1
+    counters.stream_bytes += len(frame)
+    await send({"type": "http.response.body", "body": frame, "more_body": True})
 
 
 def event(kind: str, run: str, cursor: str | None, *, named: bool = True, **fields: Any) -> bytes:

@@ -93,11 +93,6 @@ class DeclaredMetric(NamedTuple):
     labels: tuple[str, ...] = ()
     alias: str = ""
 
-    def under_alias(self) -> DeclaredMetric:
-        """The same metric under its old name."""
-        text = f"Alias of `{self.name}`, until the next version."
-        return self._replace(name=self.alias, help=text, alias="")
-
 
 def counter(name: str, text: str, read: Read, *labels: str, alias: str = "") -> DeclaredMetric:
     """A counter of this service; `alias` is its name in the version before."""

@@ -30,6 +30,7 @@ from service.metrics.declared import (
 from service.metrics.http import HTTP, QUEUE, REPORTS
 from service.metrics.node import NODE, RUN_LOGS, STORE
 from service.runtime.counters import Distribution
+from tailrace.logstore.prometheus import under_alias
 
 METRICS: tuple[DeclaredMetric, ...] = (
     *HTTP,
@@ -98,7 +99,7 @@ def families(declared: DeclaredMetric, reading: Reading) -> Iterator[Metric]:
     """The samples of one metric, and again under its alias if it was renamed."""
     yield family(declared, reading)
     if declared.alias:
-        yield family(declared.under_alias(), reading)
+        yield family(under_alias(declared), reading)
 
 
 def family(declared: DeclaredMetric, reading: Reading) -> Metric:

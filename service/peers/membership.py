@@ -70,6 +70,7 @@ from service.run_log.backlog import (
     RunsElsewhere,
     Told,
 )
+from service.runtime.concurrency import ChangeSignal
 from service.runtime.environment import Seams
 from service.runtime.health import Pulse
 from service.runtime.identity import NodeIdentity, TakenOver
@@ -208,18 +209,18 @@ class LiveFeed:
         self._peers = peers
         self._tail = tail
         self._clock = clock
-        self._changed = asyncio.Event()
+        self._changes = ChangeSignal()
         self._taken: dict[str, int] = {}
 
     async def run(self) -> None:
         """Follows them until cancelled."""
-        self._tail.changed = self._change
-        self._peers.register.on_change(self._change)
+        self._tail.changed = self._changes.notify
+        self._peers.register.on_change(self._changes.notify)
         self._peers.on_change = self._reread
         following: dict[str, asyncio.Task[None]] = {}
         try:
             while True:
-                changed = self._changed
+                changed = self._changes.next
                 there = self._peers.register.holders
                 gone = [instance for instance in following if instance not in there]
                 for instance in gone:
@@ -235,15 +236,10 @@ class LiveFeed:
             for task in following.values():
                 task.cancel()
 
-    def _change(self) -> None:
-        """Wakes the tasks after a change of the watched runs or of the other nodes."""
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
     def _reread(self) -> None:
         """Makes all readers read storage after a node became silent or answers again."""
         self._tail.missed_all()
-        self._change()
+        self._changes.notify()
 
     async def _follow(self, entry: NodeEntry) -> None:
         seen: dict[RunKey, int] = {}
@@ -251,7 +247,7 @@ class LiveFeed:
         while True:
             if failed or self._peers.is_silent(entry):
                 await self._clock.sleep(_PAUSE_SECONDS)
-            changed = self._changed
+            changed = self._changes.next
             watched = [key for key in self._tail.watched if key != ALL_RUNS][:_MOST_RUNS]
             seen = {key: seen.get(key, -1) for key in watched}
             if not seen and not self._peers.is_silent(entry):

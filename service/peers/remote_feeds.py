@@ -28,12 +28,13 @@ from service.peers.remote_lines import decoded, encoded, question
 from service.peers.rpc import Message, PeerRefused, PeerSilent
 from service.query.live_sources import Began, Fed, UnconfirmedRecords
 from service.query.request import QueryRequest
-from service.query.sources import SCHEMA
+from service.runtime.concurrency import ChangeSignal
 from tailrace.logstore import ulid as ulids
 from tailrace.logstore.clock import Clock
 from tailrace.logstore.errors import Conflict, Unavailable
 from tailrace.logstore.segments.detect import Carry
 from tailrace.logstore.segments.writer import record_batches
+from tailrace.logstore.table.schema import RECORD_SCHEMA
 
 _WAIT_SECONDS = 2.0
 _PAUSE_SECONDS = 1.0
@@ -90,7 +91,7 @@ class JournalAnswers:
             carry = self._carry_at(pin, start)
             batches = pin.batches(start=start, end=head["end"])
             records = [
-                batch.select(SCHEMA.names).cast(SCHEMA)
+                batch.select(RECORD_SCHEMA.names).cast(RECORD_SCHEMA)
                 for batch in record_batches(batches, carry, save=True)
             ]
             self._carried = pin.node, head["end"], carry
@@ -132,10 +133,10 @@ class RecordFeeds:
         self._confirmed: dict[str, int] = {}
         self._silent: set[str] = set()
         self._fed: list[Fed] = []
-        self._taken = asyncio.Event()
-        self._changed = asyncio.Event()
+        self._takes = ChangeSignal()
+        self._changes = ChangeSignal()
         self._work: asyncio.Task[None] | None = None
-        peers.register.on_change(self._change)
+        peers.register.on_change(self._changes.notify)
 
     @property
     def met(self) -> bool:
@@ -185,8 +186,7 @@ class RecordFeeds:
     def take(self) -> list[Fed]:
         """See `LivePeers`."""
         fed, self._fed = self._fed, []
-        taken, self._taken = self._taken, asyncio.Event()
-        taken.set()
+        self._takes.notify()
         return fed
 
     async def held(self, request: QueryRequest) -> dict[str, UnconfirmedRecords]:
@@ -207,17 +207,13 @@ class RecordFeeds:
                 self._confirmed[entry.node] = int(pos)
         return found
 
-    def _change(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
     async def _run(self) -> None:
         following: dict[tuple[str, str], asyncio.Task[None]] = {}
         leaving: set[asyncio.Task[None]] = set()
         beginning = asyncio.ensure_future(self._begin())
         try:
             while True:
-                changed = self._changed
+                changed = self._changes.next
                 others = self._peers.register.holders.values()
                 there = {(entry.instance, entry.node): entry for entry in others}
                 for gone in following.keys() - there.keys():
@@ -280,7 +276,7 @@ class RecordFeeds:
                 await self._clock.sleep(_PAUSE_SECONDS)
                 continue
             while any(fed.node == entry.node for fed in self._fed):
-                await self._taken.wait()
+                await self._takes.next.wait()
 
     async def _ask(self, entry: NodeEntry, start: int) -> Message:
         body = rpc.encode({"start": start, "seconds": _WAIT_SECONDS})

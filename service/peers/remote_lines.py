@@ -42,7 +42,7 @@ from service.peers import rpc
 from service.peers.register import NodeEntry, Peers
 from service.peers.rpc import Message, PeerRefused, PeerSilent
 from service.query.request import QueryRequest, UlidRange
-from service.query.sources import SCHEMA, Encode, FoundElsewhere, HotRecords
+from service.query.sources import Encode, FoundElsewhere, HotRecords
 from service.run_log.backlog import Elsewhere, Fork, HeldSource, Unfetched
 from service.run_log.chunks import Moved, NewBatches
 from tailrace.logstore import ulid as ulids
@@ -50,6 +50,7 @@ from tailrace.logstore.batch import BATCH, CONSTANT_ATTRIBUTES, Indexes, RecordM
 from tailrace.logstore.errors import InvalidInput, LimitReached
 from tailrace.logstore.position import Position
 from tailrace.logstore.segments.file_format import CARRIED
+from tailrace.logstore.table.schema import RECORD_SCHEMA
 
 _AT_ONCE_BYTES = 1 << 20
 _STEP_BYTES = 4 << 20
@@ -262,8 +263,8 @@ def decode_sources(
 
 
 _MOST_BYTES = 64 << 20
-_MARKS = pa.schema([SCHEMA.field(CARRIED)])
-_PLAIN = SCHEMA.remove(SCHEMA.get_field_index(CARRIED))
+_MARKS = pa.schema([RECORD_SCHEMA.field(CARRIED)])
+_PLAIN = RECORD_SCHEMA.remove(RECORD_SCHEMA.get_field_index(CARRIED))
 
 
 async def answer_records(pin: Callable[[], JournalPin], encode: Encode, message: Message) -> bytes:
@@ -300,7 +301,7 @@ class RecordsOfOthers:
             return FoundElsewhere()
         gathered = await self._peers.ask(question(request), "records")
         silent = set(gathered.silent)
-        tables, nodes = [SCHEMA.empty_table()], []
+        tables, nodes = [RECORD_SCHEMA.empty_table()], []
         for entry in self._peers.entries():
             answer = gathered.answers.get(entry.instance)
             if answer is None:
@@ -341,6 +342,6 @@ def decoded(answer: Message) -> pa.Table:
         if len(answer.parts) > 1:
             with pa.ipc.open_stream(answer.parts[1]) as stream:
                 marks = stream.read_all().column(CARRIED)
-        return records.append_column(CARRIED, marks).select(SCHEMA.names).cast(SCHEMA)
+        return records.append_column(CARRIED, marks).select(RECORD_SCHEMA.names).cast(RECORD_SCHEMA)
     except (pa.ArrowException, KeyError, IndexError, ValueError) as error:
         raise PeerRefused(f"not an answer with records: {error}") from error

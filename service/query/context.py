@@ -25,11 +25,11 @@ import pyarrow.compute as pc
 
 from service.query.engine import QueryEngine
 from service.query.request import QueryRequest, RecordKey
-from service.query.sources import SCHEMA
 from service.run_log.read_records import DETAILS, Details, KnownRecords
 from tailrace.logstore.batch import RunKey
 from tailrace.logstore.errors import InvalidInput, LimitReached, StoreUnavailable
 from tailrace.logstore.segments.file_format import KEY_ORDER, distinct
+from tailrace.logstore.table.schema import RECORD_SCHEMA
 
 DEFAULT_HITS: Final = 20
 MAX_HITS: Final = 100
@@ -103,7 +103,7 @@ class ContextSearch:
     async def _next(self, key: RecordKey, count: int, *, descending: bool) -> pa.Table:
         """Returns the next records of the run after a key, oldest first."""
         if count == 0:
-            return SCHEMA.empty_table()
+            return RECORD_SCHEMA.empty_table()
         request = QueryRequest(
             fqn=key.fqn, run=key.run, after=key, limit=count, descending=descending
         )
@@ -113,7 +113,7 @@ class ContextSearch:
         batches: list[pa.RecordBatch] = []
         async with await self.engine.open(request) as search:
             async for batch in search.batches():
-                batches.append(batch.cast(SCHEMA))
+                batches.append(batch.cast(RECORD_SCHEMA))
                 self._bytes += batch.nbytes
                 if self._bytes > _MOST_BYTES:
                     raise LimitReached(
@@ -125,7 +125,7 @@ class ContextSearch:
             _add_missing(self.stats, stats)
         else:
             self.stats |= stats
-        return pa.Table.from_batches(batches, SCHEMA)
+        return pa.Table.from_batches(batches, RECORD_SCHEMA)
 
 
 def context_request(request: QueryRequest) -> QueryRequest:
@@ -166,7 +166,7 @@ def _add_missing(stats: dict[str, Any], more: Mapping[str, Any]) -> None:
 # --- Records of one run -------------------------------------------------------------------------
 
 
-_DETAILS: Final = pa.schema([SCHEMA.field(name) for name in DETAILS])
+_DETAILS: Final = pa.schema([RECORD_SCHEMA.field(name) for name in DETAILS])
 
 
 def run_records(engine: QueryEngine) -> Callable[[RunKey, int, int], AsyncIterator[pa.RecordBatch]]:

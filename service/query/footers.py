@@ -20,7 +20,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from service.query.request import QueryRequest, UlidRange
-from service.query.sources import SCHEMA
 from tailrace.logstore import ulid
 from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.errors import Damaged
@@ -28,6 +27,7 @@ from tailrace.logstore.objects.store import is_remote
 from tailrace.logstore.parquet import footer_at
 from tailrace.logstore.segments.file_format import CARRIED, texts_of
 from tailrace.logstore.table.line_map import LINE
+from tailrace.logstore.table.schema import RECORD_SCHEMA
 
 MESSAGE: Final = "message"
 ATTRIBUTES: Final = "attributes"
@@ -211,14 +211,16 @@ def batch_of(found: Sequence[MatchedLines]) -> pa.RecordBatch:
     texts = pa.array(list(names), pa.string())
     columns = {
         "ulid": _ulids(texts_of(records["hi"], records["lo"])),
-        "ts": pa.array(records["ts"]).cast(SCHEMA.field("ts").type),
+        "ts": pa.array(records["ts"]).cast(RECORD_SCHEMA.field("ts").type),
         "pos": pa.array(records["pos"]),
         MESSAGE: _strings([text for one in found for text in one.messages]),
-        ATTRIBUTES: pa.nulls(len(records), SCHEMA.field(ATTRIBUTES).type),
+        ATTRIBUTES: pa.nulls(len(records), RECORD_SCHEMA.field(ATTRIBUTES).type),
         CARRIED: pa.array(records["carried"], mask=~records["carried"]),
     }
     columns |= {name: texts.take(pa.array(records[name])) for name in NAMES}
-    return pa.RecordBatch.from_arrays([columns[one.name] for one in SCHEMA], schema=SCHEMA)
+    return pa.RecordBatch.from_arrays(
+        [columns[one.name] for one in RECORD_SCHEMA], schema=RECORD_SCHEMA
+    )
 
 
 def _renumbered(found: MatchedLines, names: dict[str | None, int]) -> NDArray[Any]:

@@ -26,11 +26,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from service.query.request import RecordKey
-from service.query.sources import SCHEMA
 from tailrace.logstore import ulid
 from tailrace.logstore.errors import InvalidCursor, InvalidInput
 from tailrace.logstore.position import decode_cursor, encode_cursor
 from tailrace.logstore.segments.file_format import KEY_ORDER, distinct
+from tailrace.logstore.table.schema import RECORD_SCHEMA
 
 _PREFIX: Final = "t1"
 _HIGHEST_NAME: Final = "\U0010ffff"  # no character: no name begins with it
@@ -145,7 +145,7 @@ PIECE_BYTES: Final = 256 << 10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MatchedRecords:
-    """Consecutive records: columns of `SCHEMA`, and the cursors before and after them.
+    """Consecutive records: columns of `RECORD_SCHEMA`, and the cursors before and after them.
 
     If the records are on time, `last` of the cursor moves from row to row. If they are late, `seen`
     of their `node` does. `frames` is a cache for the senders of the records.
@@ -173,7 +173,7 @@ class Reorder:
     def __init__(self, cursor: StreamCursor, most_bytes: int) -> None:
         self.cursor = cursor
         self._most_bytes = most_bytes
-        self._waiting = SCHEMA.empty_table()
+        self._waiting = RECORD_SCHEMA.empty_table()
         self._let_go_from: str | None = None
 
     def add(self, node: str, records: pa.Table, end: int) -> list[MatchedRecords]:

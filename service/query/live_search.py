@@ -46,7 +46,7 @@ from service.query.live_sources import (
     without_copies,
 )
 from service.query.request import QueryRequest, UlidRange
-from service.query.sources import SCHEMA, Outdated, SearchSources
+from service.query.sources import Outdated, SearchSources
 from service.query.sql import Scans, Statement
 from tailrace.logstore import ulid
 from tailrace.logstore.batch import Batches
@@ -60,6 +60,7 @@ from tailrace.logstore.errors import (
 from tailrace.logstore.search.conditions import patterns
 from tailrace.logstore.segments.detect import Carry
 from tailrace.logstore.segments.writer import record_batches
+from tailrace.logstore.table.schema import RECORD_SCHEMA
 
 if TYPE_CHECKING:
     from service.query.duckdb import Database
@@ -85,7 +86,7 @@ class Matcher:
 
     def matches(self, request: QueryRequest, records: Sequence[pa.RecordBatch]) -> pa.Table:
         """Returns the records that match, whatever their time. Raises the errors of a search."""
-        table = _named(request, pa.Table.from_batches(records, SCHEMA))
+        table = _named(request, pa.Table.from_batches(records, RECORD_SCHEMA))
         if request.condition is None or table.num_rows == 0:
             return table
         self._stopped = None
@@ -124,9 +125,9 @@ def _named(request: QueryRequest, table: pa.Table) -> pa.Table:
 def _selected(database: Database, request: QueryRequest, table: pa.Table) -> pa.Table:
     statement = Statement(request)
     scans = Scans({"hot": []})
-    database.feed("hot", SCHEMA, iter(table.to_batches()))
+    database.feed("hot", RECORD_SCHEMA, iter(table.to_batches()))
     found = database.run(statement.records(scans, None, None), statement.parameters(_ALL, None))
-    return pa.Table.from_batches([batch.cast(SCHEMA) for batch in found], SCHEMA)
+    return pa.Table.from_batches([batch.cast(RECORD_SCHEMA) for batch in found], RECORD_SCHEMA)
 
 
 _PIECE_BYTES: Final = 8 << 20
@@ -416,7 +417,7 @@ class LiveMatches:
             look = reach.everything(or_held=True)
             async with await self.engine.open(request, look) as search:
                 async for batch in search.batches():
-                    reorder.wait(pa.Table.from_batches([batch.cast(SCHEMA)], SCHEMA))
+                    reorder.wait(pa.Table.from_batches([batch.cast(RECORD_SCHEMA)], RECORD_SCHEMA))
         except Outdated:
             if followed.reorder is reorder:
                 followed.reorder = None
@@ -446,7 +447,7 @@ class LiveMatches:
 def _records(batches: Batches, carry: Carry) -> list[pa.RecordBatch]:
     """Returns all records of the batches; moves `carry` past them."""
     found = record_batches(batches, carry, save=True)
-    return [batch.select(SCHEMA.names).cast(SCHEMA) for batch in found]
+    return [batch.select(RECORD_SCHEMA.names).cast(RECORD_SCHEMA) for batch in found]
 
 
 def _ranges(batches: Batches, start: int, end: int) -> Iterator[tuple[int, int]]:

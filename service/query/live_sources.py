@@ -32,7 +32,6 @@ from service.query.live_cursor import MatchedRecords, Reorder, StreamCursor, lat
 from service.query.request import QueryRequest, RecordKey, UlidRange
 from service.query.sources import (
     LOOKS,
-    SCHEMA,
     HotOfAll,
     HotRecords,
     Look,
@@ -49,6 +48,7 @@ from tailrace.logstore import keys, ulid
 from tailrace.logstore.errors import Damaged, NotFound, StoreUnavailable, TailraceError
 from tailrace.logstore.objects.store import ObjectInfo
 from tailrace.logstore.search.conditions import All, Column, Compares
+from tailrace.logstore.table.schema import RECORD_SCHEMA
 from tailrace.logstore.table.snapshot import FileIndex
 
 # --- Interfaces of live searches ----------------------------------------------------------------
@@ -56,7 +56,7 @@ from tailrace.logstore.table.snapshot import FileIndex
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """A node's records of the positions from `start` to before `end`, with columns of `SCHEMA`.
+    """A node's records from `start` to before `end`, with the columns of `RECORD_SCHEMA`.
 
     Without `records`, the records below `end` must be read where they are stored.
     """
@@ -203,7 +203,7 @@ class Reach:
 
     def segment(self, node: str, segment: SearchedSegment) -> Look:
         """Returns the view of one segment only."""
-        return self.only(node, [segment], SCHEMA.empty_table())
+        return self.only(node, [segment], RECORD_SCHEMA.empty_table())
 
     def journal(self, node: str, start: int) -> Look:
         """Returns the view of a node's records beyond its confirmed segments only.
@@ -211,7 +211,7 @@ class Reach:
         For this node, runs without a record at or above the position are left out.
         """
         if node != self.pin.node:
-            return self.only(node, [], self.held.get(node, SCHEMA.empty_table()))
+            return self.only(node, [], self.held.get(node, RECORD_SCHEMA.empty_table()))
 
         async def look(sources: SearchSources, request: QueryRequest) -> View:
             pin = self._again()
@@ -380,7 +380,7 @@ async def without_copies(
             condition=All((Compares(POS, "<", seen),)),
         )
         segments = await _meeting(sources, other, UlidRange(low, high), seen)
-        looks = [reach.only(other, segments, reach.held.get(other, SCHEMA.empty_table()))]
+        looks = [reach.only(other, segments, reach.held.get(other, RECORD_SCHEMA.empty_table()))]
         if other == reach.pin.node:
             looks.append(reach.journal(other, 0))
         for look in looks:
@@ -494,7 +494,7 @@ async def _on_time(
         aclosing(search.batches()) as batches,
     ):
         async for batch in batches:
-            table = pa.Table.from_batches([batch.cast(SCHEMA)], SCHEMA)
+            table = pa.Table.from_batches([batch.cast(RECORD_SCHEMA)], RECORD_SCHEMA)
             behind = replace(cursor, last=RecordKey.last_of(batch))
             for piece in pieces(table, cursor, behind):
                 yield piece
@@ -581,9 +581,9 @@ class _Reading:
         unseen = Compares(POS, ">=", cursor.seen[node])
         whole = All((unseen,)) if asked.condition is None else All((asked.condition, unseen))
         async with await self.engine.open(replace(asked, condition=whole), look) as search:
-            found = [batch.cast(SCHEMA) async for batch in search.batches()]
+            found = [batch.cast(RECORD_SCHEMA) async for batch in search.batches()]
             reason = _unread(search)
-        records = _up_to(pa.Table.from_batches(found, SCHEMA), cursor.last)
+        records = _up_to(pa.Table.from_batches(found, RECORD_SCHEMA), cursor.last)
         if node in cursor.given:
             records = _not_given(records, *cursor.given[node])
         records = await without_copies(

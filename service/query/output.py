@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from service.query.sources import SCHEMA
+from tailrace.logstore.table.schema import RECORD_SCHEMA
 
 _DEL: Final = 0x7F
 _FEW: Final = 64
@@ -237,14 +237,14 @@ class Parquet:
     def __init__(self) -> None:
         self._sink = _Drain()
         self._writer = pq.ParquetWriter(
-            pa.PythonFile(self._sink, mode="w"), SCHEMA, compression="zstd"
+            pa.PythonFile(self._sink, mode="w"), RECORD_SCHEMA, compression="zstd"
         )
         self._held: list[pa.RecordBatch] = []
         self._held_bytes = 0
 
     def records(self, batch: pa.RecordBatch) -> Iterator[bytes]:
         for part in pieces(batch):
-            self._held.append(part.cast(SCHEMA))
+            self._held.append(part.cast(RECORD_SCHEMA))
             self._held_bytes += part.nbytes
             if self._held_bytes >= _LARGEST_GROUP_BYTES:
                 yield self._group()
@@ -260,7 +260,7 @@ class Parquet:
 
     def _group(self) -> bytes:
         if self._held:
-            self._writer.write_table(pa.Table.from_batches(self._held, SCHEMA))
+            self._writer.write_table(pa.Table.from_batches(self._held, RECORD_SCHEMA))
         self._held, self._held_bytes = [], 0
         return self._sink.drain()
 

@@ -60,7 +60,6 @@ from numpy.typing import NDArray
 
 from service.query.footers import ATTRIBUTES, MESSAGE, NAMES, NO_NAME, MatchedLines, ReadCounts
 from service.query.page_checks import Identity, identity_of
-from service.query.sources import SCHEMA
 from service.runtime.free_disk import spare_bytes
 from service.runtime.process import low_priority_threads
 from tailrace.logstore import keys
@@ -71,6 +70,7 @@ from tailrace.logstore.errors import Damaged, TailraceError
 from tailrace.logstore.objects.store import ObjectStore, is_remote
 from tailrace.logstore.segments.file_format import CARRIED, parse
 from tailrace.logstore.table.line_map import LINE
+from tailrace.logstore.table.schema import RECORD_SCHEMA
 from tailrace.logstore.table.skip_index import ranges, taken_slots
 from tailrace.logstore.table.snapshot import TableFile
 
@@ -342,7 +342,7 @@ def _bounds(strings: pa.StringArray) -> NDArray[Any]:
 
 
 def _type(name: str) -> pa.DataType:
-    return SCHEMA.field(name).type
+    return RECORD_SCHEMA.field(name).type
 
 
 def _read(file: FileIO, at: int, size: int) -> bytes:
@@ -556,7 +556,7 @@ class ScanCopies:
                 if bare:
                     schema = schema.remove(schema.get_field_index(ATTRIBUTES))
                 if CARRIED not in schema.names:  # so that every copy has the column
-                    schema = schema.append(SCHEMA.field(CARRIED))
+                    schema = schema.append(RECORD_SCHEMA.field(CARRIED))
                 with pq.ParquetWriter(target, schema, **ENCODING) as writer:
                     for group in groups:
                         self._give_way()
@@ -565,7 +565,7 @@ class ScanCopies:
                         read = file.read_row_group(group, columns=schema.names, use_threads=False)
                         if CARRIED not in read.column_names:
                             nulls = pa.nulls(read.num_rows, pa.bool_())
-                            read = read.append_column(SCHEMA.field(CARRIED), nulls)
+                            read = read.append_column(RECORD_SCHEMA.field(CARRIED), nulls)
                         read = read.select(schema.names)
                         writer.write_table(read, row_group_size=max(read.num_rows, 1))
             beside = write_rows(target, _beside(target), self._give_way)

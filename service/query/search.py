@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 
 from service.query.page_checks import PageChecks
 from service.query.request import QueryRequest, RecordKey, Tiles, TileSizes, UlidRange, slices
-from service.query.sources import MOST_TERMS, SCHEMA, Deletion, Live, View, live
+from service.query.sources import MOST_TERMS, Deletion, Live, View, live
 from service.query.sql import READABLE, Scans, Statement, files_of, literal
 from service.query.table_reads import TableReads
 from service.query.table_search import TableSearch
@@ -48,6 +48,7 @@ from tailrace.logstore.search.conditions import (
     patterns,
 )
 from tailrace.logstore.segments.file_format import KEY_COLUMNS, distinct
+from tailrace.logstore.table.schema import RECORD_SCHEMA
 from tailrace.logstore.table.snapshot import TableFile
 
 if TYPE_CHECKING:
@@ -419,9 +420,9 @@ class Search:
         live: Live,
     ) -> dict[str, Any]:
         if reads.found:
-            self._database().hold("found", pa.Table.from_batches(reads.found, SCHEMA))
+            self._database().hold("found", pa.Table.from_batches(reads.found, RECORD_SCHEMA))
         if "hot" in sources:
-            self._database().feed("hot", SCHEMA, self._view.hot.records(tile))
+            self._database().feed("hot", RECORD_SCHEMA, self._view.hot.records(tile))
         files = {
             files_of(source): [literal(name) for name in names]
             for source, names in sources.items()

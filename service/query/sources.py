@@ -60,7 +60,7 @@ from tailrace.logstore.segments.file_format import (
 from tailrace.logstore.segments.reader import read_footer
 from tailrace.logstore.segments.writer import EncodedSegment, record_batches
 from tailrace.logstore.table.followed import FollowedTable
-from tailrace.logstore.table.schema import COLUMNS, PARTITIONS
+from tailrace.logstore.table.schema import RECORD_SCHEMA
 from tailrace.logstore.table.snapshot import FileIndex, TableFile
 
 # --- Segments above the table's marks, found by their footers -----------------------------------
@@ -219,9 +219,6 @@ def _opened_segment(store: ObjectStore, key: str, size: int, footer: Footer) -> 
 # --- Unflushed records of this node -------------------------------------------------------------
 
 
-SCHEMA: Final = pa.schema([field for field in COLUMNS if field.name not in PARTITIONS])
-
-
 class SearchPin(Protocol):
     """The unflushed part of a node at one moment; its files stay until `release`."""
 
@@ -255,7 +252,7 @@ class SearchPin(Protocol):
 
 
 Encode = Callable[[Batches], Iterator[pa.RecordBatch]]
-"""Records of batches with at least the columns of `SCHEMA`."""
+"""Records of batches with at least the columns of `RECORD_SCHEMA`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +338,7 @@ class HotRecords:
         indexes = self._kept[self._within(tile)]
         part = Selected(self._batches, indexes, self._batches.rows[indexes])
         for batch in self._encode(part):
-            yield batch.select(SCHEMA.names).cast(SCHEMA)
+            yield batch.select(RECORD_SCHEMA.names).cast(RECORD_SCHEMA)
 
     def _within(self, tile: UlidRange) -> Indexes:
         low, high = ulids.time_ms(tile.low), ulids.time_ms(tile.high)
@@ -361,12 +358,12 @@ _LOWEST_BITS = (1 << _MS) - 1
 
 @dataclass(frozen=True, slots=True)
 class FoundElsewhere:
-    """Records of other nodes with the columns of `SCHEMA`.
+    """Records of other nodes with the columns of `RECORD_SCHEMA`.
 
     The nodes that answered and the silent.
     """
 
-    records: pa.Table = field(default_factory=SCHEMA.empty_table)
+    records: pa.Table = field(default_factory=RECORD_SCHEMA.empty_table)
     nodes: Sequence[str] = ()
     silent: Sequence[str] = ()
 

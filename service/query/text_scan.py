@@ -52,7 +52,6 @@ from service.query.footers import (
 from service.query.page_checks import PageChecks
 from service.query.request import QueryRequest, UlidRange
 from service.query.skip_indexes import LineMaps
-from service.query.sources import SCHEMA
 from service.query.table_reads import (
     Candidates,
     Seen,
@@ -67,6 +66,7 @@ from tailrace.logstore.objects.store import is_remote
 from tailrace.logstore.parquet import footer_bytes, footer_of
 from tailrace.logstore.search.translate import needed_texts, sure_texts
 from tailrace.logstore.table.line_map import GroupReader, LineMap, MessagePage, Read, Scratch
+from tailrace.logstore.table.schema import RECORD_SCHEMA
 
 if TYPE_CHECKING:
     from service.query.duckdb import Get
@@ -171,9 +171,9 @@ _MOST_SHARE: Final = 32  # one row of this many may hold the text
 _FEWEST_ROWS: Final = 256  # this many rows may hold it in any case
 _PIECE_ROWS: Final = 2_048  # rows of messages that are decoded at a time
 _OTHER_ROWS: Final = 8_192  # the same of other columns: a piece costs a call for each column
-_NAMES: Final = [name for name in SCHEMA.names if name != MESSAGE]
+_NAMES: Final = [name for name in RECORD_SCHEMA.names if name != MESSAGE]
 
-NOTHING: Final = pa.RecordBatch.from_pylist([], SCHEMA)
+NOTHING: Final = pa.RecordBatch.from_pylist([], RECORD_SCHEMA)
 """No lines."""
 
 
@@ -206,9 +206,9 @@ def records_of(rows: pa.Table) -> pa.RecordBatch:
         rows.column(one.name).combine_chunks().cast(one.type)
         if one.name in rows.schema.names
         else pa.nulls(rows.num_rows, one.type)
-        for one in SCHEMA
+        for one in RECORD_SCHEMA
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
 
 
 def _messages(

@@ -29,7 +29,6 @@ import pyarrow.parquet as pq
 import xxhash
 
 from service.query.output import ResultEncoder, pieces
-from service.query.sources import SCHEMA as RECORDS
 from service.query.sources import Deletion
 from service.queue.catalog import SegmentName
 from tailrace.logstore import ulid as ulids
@@ -45,6 +44,7 @@ from tailrace.logstore.segments.reader import (
     stored_segment,
 )
 from tailrace.logstore.state import advice
+from tailrace.logstore.table.schema import RECORD_SCHEMA
 
 _ROWS: Final = 4096  # decoded at once: buffers below the size of decision 015
 _DECODED_AT_ONCE: Final = 2  # segments
@@ -224,7 +224,7 @@ def _decoded(
     needed = None
     if columns is not None:
         needed = list({*CHECKED, *(_RUN if deleted else ()), *columns})
-    wanted = pa.schema([RECORDS.field(name) for name in columns or RECORDS.names])
+    wanted = pa.schema([RECORD_SCHEMA.field(name) for name in columns or RECORD_SCHEMA.names])
     table = undeleted(segment.group(index, needed, rows=_ROWS), deleted)
     return table.select(wanted.names).cast(wanted)
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -52,7 +52,7 @@ from tailrace.logstore.runs.manifest import Chunk, Manifest
 from tailrace.logstore.segments.detect import Carry
 from tailrace.logstore.segments.file_format import line_ulids
 from tailrace.logstore.segments.writer import record_batches
-from tailrace.logstore.table.schema import COLUMNS, PARTITIONS
+from tailrace.logstore.table.schema import RECORD_SCHEMA
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,6 @@ def _from_batch(
 # --- Records ------------------------------------------------------------------------------------
 
 
-SCHEMA: Final = pa.schema([field for field in COLUMNS if field.name not in PARTITIONS])
 _LOW = (1 << 64) - 1
 
 
@@ -306,7 +305,7 @@ class _PartBatches:
 def as_records(
     key: RunKey, parts: Sequence[RecordPart], carry: Carry | None = None
 ) -> pa.RecordBatch:
-    """Returns the records of all parts, in their order, with the columns of `SCHEMA`.
+    """Returns the records of all parts, in their order, with the columns of `RECORD_SCHEMA`.
 
     It moves `carry` (time and level for the next line) past them. Raises `Damaged` if a text does
     not have the records that its part says.
@@ -314,12 +313,14 @@ def as_records(
     batches = _PartBatches(key, parts)
     order = np.arange(len(parts), dtype=np.int64)
     found = [
-        batch.select(SCHEMA.names).cast(SCHEMA)
+        batch.select(RECORD_SCHEMA.names).cast(RECORD_SCHEMA)
         for batch in record_batches(batches, carry or Carry(), save=True, order=order)
     ]
-    table = pa.Table.from_batches(found, SCHEMA).combine_chunks()
-    whole = table.to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], SCHEMA)
-    return whole.set_column(0, SCHEMA.field("ulid"), _ulids(batches.rows, parts))
+    table = pa.Table.from_batches(found, RECORD_SCHEMA).combine_chunks()
+    whole = (
+        table.to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], RECORD_SCHEMA)
+    )
+    return whole.set_column(0, RECORD_SCHEMA.field("ulid"), _ulids(batches.rows, parts))
 
 
 def _ulids(rows: Rows, parts: Sequence[RecordPart]) -> pa.Array:

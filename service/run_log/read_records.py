@@ -54,7 +54,6 @@ from service.run_log.cursors import (
     unseen,
 )
 from service.run_log.lines import (
-    SCHEMA,
     HeldPlace,
     PartLines,
     ReadText,
@@ -72,6 +71,7 @@ from tailrace.logstore.errors import InvalidCursor, InvalidInput
 from tailrace.logstore.position import Cursor
 from tailrace.logstore.runs.chunk_index import Blocks
 from tailrace.logstore.runs.manifest import Chunk, Manifest
+from tailrace.logstore.table.schema import RECORD_SCHEMA
 
 # --- The order of ULIDs -------------------------------------------------------------------------
 
@@ -559,7 +559,7 @@ def _detailed(batch: pa.RecordBatch, known: pa.Table) -> pa.RecordBatch:
     for name in DETAILS[1:]:
         both = pa.concat_arrays([batch.column(name), found.column(name)])
         number = batch.schema.get_field_index(name)
-        batch = batch.set_column(number, SCHEMA.field(name), both.take(takes))
+        batch = batch.set_column(number, RECORD_SCHEMA.field(name), both.take(takes))
     return batch
 
 

@@ -1,4 +1,4 @@
-"""Shares calls between simultaneous callers.
+"""Signals of changes, and calls that simultaneous callers share.
 
 A thousand readers of a run that connect at once ask the store the same question:
 
@@ -16,6 +16,18 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+class ChangeSignal:
+    """Wakes all tasks that wait for the next change. A task takes `next` before it looks."""
+
+    def __init__(self) -> None:
+        self.next = asyncio.Event()
+
+    def notify(self) -> None:
+        """Wakes those that wait."""
+        changed, self.next = self.next, asyncio.Event()
+        changed.set()
 
 
 class SharedCalls:

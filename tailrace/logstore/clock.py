@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from datetime import UTC, datetime
 from typing import Protocol
 
 _RUNNING = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -54,3 +55,9 @@ class Entropy(Protocol):
 def system_entropy() -> Entropy:
     """A generator seeded from the operating system."""
     return random.Random()  # noqa: S311 -- ids must be unlikely to meet, not secret
+
+
+def rfc3339(ms: int) -> str:
+    """Milliseconds since the epoch as UTC, as in `2026-11-21T12:00:00.000Z`."""
+    moment = datetime.fromtimestamp(ms / 1000, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import orjson
@@ -43,6 +43,25 @@ class Declared(NamedTuple, Generic[Source]):
     def family(self, source: Source) -> Metric:
         """Its samples, as they are now."""
         return family(self.name, self.kind, self.help, self.labels, self.read(source))
+
+
+class _Renamed(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def alias(self) -> str: ...
+
+    def _replace(self, *, name: str, help: str, alias: str) -> Self: ...  # noqa: A002
+
+
+Renamed = TypeVar("Renamed", bound=_Renamed)
+
+
+def under_alias(metric: Renamed) -> Renamed:
+    """The same metric under the name that it had in the version before."""
+    text = f"Alias of `{metric.name}`, until the next version."
+    return metric._replace(name=metric.alias, help=text, alias="")
 
 
 @dataclass(frozen=True, slots=True)

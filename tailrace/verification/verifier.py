@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from compactor.placement import FolderPlacement, ObjectPlacement, Placement
-from compactor.report import rfc3339
 from service.journal.recovery import recover
 from service.journal.state import Cut, JournalState
 from service.peers.register import unregistered
@@ -32,7 +31,7 @@ from service.wiring import query_bucket
 from tailrace.logstore import keys
 from tailrace.logstore import ulid as ulids
 from tailrace.logstore.batch import RunKey
-from tailrace.logstore.clock import Clock, SystemClock, system_entropy
+from tailrace.logstore.clock import Clock, SystemClock, rfc3339, system_entropy
 from tailrace.logstore.errors import Damaged, JournalFailed, NotFound, StoreUnavailable
 from tailrace.logstore.filesystem import Disk, FileSystem
 from tailrace.logstore.keys import encode

@@ -31,7 +31,7 @@ from tailrace.logstore.errors import (
     TooLarge,
 )
 from tailrace.logstore.objects.s3 import requests as on_the_way
-from tailrace.logstore.objects.s3.requests import NO_KEY, Meaning, date_of
+from tailrace.logstore.objects.s3.requests import NO_KEY, Meaning, date_sample
 from tailrace.logstore.objects.store import DateSample
 from tailrace.logstore.retry import Tries
 
@@ -253,7 +253,4 @@ class DynamoRequests:
         return parameters if named else {"TableName": self.table, **parameters}
 
     def _note_date(self, answer: Mapping[str, Any], sent: float) -> None:
-        date_ms = date_of(answer)
-        if date_ms is not None:
-            arrived, now_ms = self._clock.monotonic(), self._clock.now_ms()
-            self.newest = DateSample(date_ms, sent, arrived, now_ms)
+        self.newest = date_sample(answer, sent, self._clock) or self.newest

@@ -54,6 +54,8 @@ COLUMNS: Final[Any] = pa.schema(
         ("hour", pa.int32()),
     ]
 )
+RECORD_SCHEMA: Final = pa.schema([field for field in COLUMNS if field.name not in PARTITIONS])
+"""The columns of a record for searches and pages: those that stand in the files of the table."""
 ADDED: Final = frozenset({CARRIED})
 """Columns that earlier versions did not know. Where one is missing it is null in all lines."""
 

@@ -14,9 +14,9 @@ import pytest
 from service.query import scan_copies
 from service.query.footers import TableFileFooter, batch_of
 from service.query.scan_copies import ENCODING, CopyRows, write_rows
-from service.query.sources import SCHEMA
 from service.query.text_scan import places
 from tailrace.logstore import ulid
+from tailrace.logstore.table.schema import RECORD_SCHEMA
 from tests.seeds import seeds
 
 PIECES = ["", "a", "aa", "späße", "🎉", "\n", "\x00", "needle", "x" * 300]
@@ -35,9 +35,9 @@ def table_of(rng: random.Random, rows: int) -> pa.Table:
         "connector_id": pick([None, "host-1"], k=rows),
         "message": ["".join(pick(PIECES, k=rng.randrange(4))) for _ in range(rows)],
         "carried": pick([None, True], k=rows),
-        "attributes": pa.nulls(rows, SCHEMA.field("attributes").type),
+        "attributes": pa.nulls(rows, RECORD_SCHEMA.field("attributes").type),
     }
-    return pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+    return pa.table([columns[name] for name in RECORD_SCHEMA.names], schema=RECORD_SCHEMA)
 
 
 def copy_of(

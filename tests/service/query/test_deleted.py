@@ -10,9 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from service.query.request import QueryRequest, UlidRange
-from service.query.sources import SCHEMA, Deletion, live
+from service.query.sources import Deletion, live
 from service.query.sql import Scans, Statement
 from tailrace.logstore import ulid
+from tailrace.logstore.table.schema import RECORD_SCHEMA
 
 LOW, HIGH = ulid.lowest_at(1_000), ulid.highest_at(2_000)
 TILE = UlidRange(LOW, HIGH)
@@ -44,7 +45,7 @@ def test_what_ends_before_the_tile_needs_no_term() -> None:
 def test_only_keys_are_read_of_what_is_not_given(tmp_path: Path, count: int) -> None:
     """DuckDB sorts keys, and fetches the other columns of the rows that are left."""
     path = str(tmp_path / "a.parquet")
-    pq.write_table(pa.Table.from_pylist([], SCHEMA), path)
+    pq.write_table(pa.Table.from_pylist([], RECORD_SCHEMA), path)
     deletions: list[Deletion] = [("f", f"r{number}", HIGH) for number in range(count)]
     found, statement = live(deletions, TILE), Statement(QueryRequest(limit=9))
     text = statement.records(Scans(["table"]), None, 9, found.terms)

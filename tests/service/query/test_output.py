@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from service.query.output import Ndjson, Parquet, ResultEncoder, Text, pieces
-from service.query.sources import SCHEMA
 from tailrace.logstore import ulid as ulids
+from tailrace.logstore.table.schema import RECORD_SCHEMA
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CONTROLS = "".join(map(chr, range(32)))
@@ -48,7 +48,7 @@ records = st.fixed_dictionaries(
 
 
 def batch_of(rows: list[dict[str, Any]]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist(rows, SCHEMA)
+    return pa.RecordBatch.from_pylist(rows, RECORD_SCHEMA)
 
 
 def record(message: str, number: int = 0, **other: Any) -> dict[str, Any]:

@@ -358,10 +358,15 @@ class S3Requests:
         return self._tries.pauses(self._entropy)
 
     def _note_date(self, answer: Mapping[str, Any], sent: float) -> None:
-        date_ms = date_of(answer)
-        if date_ms is not None:
-            arrived, now_ms = self._clock.monotonic(), self._clock.now_ms()
-            self.newest = DateSample(date_ms, sent, arrived, now_ms)
+        self.newest = date_sample(answer, sent, self._clock) or self.newest
+
+
+def date_sample(answer: Mapping[str, Any], sent: float, clock: Clock) -> DateSample | None:
+    """The server's time in an answer that just arrived; None if the answer has none."""
+    date_ms = date_of(answer)
+    if date_ms is None:
+        return None
+    return DateSample(date_ms, sent, clock.monotonic(), clock.now_ms())
 
 
 def date_of(answer: Mapping[str, Any]) -> int | None:

@@ -16,8 +16,8 @@ from service.query.live_cursor import (
     behind_all,
 )
 from service.query.request import RecordKey
-from service.query.sources import SCHEMA
 from tailrace.logstore import ulid
+from tailrace.logstore.table.schema import RECORD_SCHEMA
 from tests.seeds import seeds, some
 
 NODE = "node-01"
@@ -27,7 +27,7 @@ Row = tuple[str, str, str, int]
 def table(rows: list[Row]) -> pa.Table:
     names = ("ulid", "fqn", "run_id", "pos")
     values = [{**dict(zip(names, row, strict=True)), "message": "line"} for row in rows]
-    return pa.Table.from_pylist(values, SCHEMA)
+    return pa.Table.from_pylist(values, RECORD_SCHEMA)
 
 
 def keys_of(pieces: list[MatchedRecords]) -> list[RecordKey]:
@@ -98,7 +98,7 @@ def test_what_was_let_go_is_to_be_read_from_storage() -> None:
 def test_long_records_make_small_pieces() -> None:
     rows = table([(ulid.encode(100 + n), "p", "r", n) for n in range(64)])
     at = rows.schema.get_field_index("message")
-    long = rows.set_column(at, SCHEMA.field("message"), pa.array(["x" * PIECE_BYTES] * 64))
+    long = rows.set_column(at, RECORD_SCHEMA.field("message"), pa.array(["x" * PIECE_BYTES] * 64))
     reorder = Reorder(StreamCursor({NODE: 0}, behind_all(10)), 1 << 30)
     reorder.add(NODE, long, 64)
     found = reorder.release(500)
