@@ -20,17 +20,14 @@ places and threads of its own (`open_details`), so busy searches make no run unr
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import importlib
 import itertools
 import os
 import shutil
-import sys
-from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
@@ -53,7 +50,6 @@ from tailrace.logstore import keys, ulid
 from tailrace.logstore.clock import Clock
 from tailrace.logstore.errors import LimitReached, NotFound, TailraceError, Unavailable
 from tailrace.logstore.objects.store import ObjectStore
-from tailrace.logstore.process import memory_limit
 from tailrace.logstore.search.conditions import patterns
 
 if TYPE_CHECKING:
@@ -351,58 +347,6 @@ class RunningSearch:
             self._view.release()
             self._leave()
             self._engine.read(self)
-
-
-# --- Code of the libraries ----------------------------------------------------------------------
-#
-# The system reads the code of a library from disk when it is first executed. Without this step, the
-# first search of a new program waits twenty to thirty times for the disk, longer than for all its
-# reads of the table. Files that are scanned soon displace code that only searches execute, but
-# mapped pages stay for longer. The pages are those of files and the same for all processes, so the
-# system can drop them at any time.
-
-
-_LIBRARIES: Final = (
-    *("_duckdb.", "libarrow.", "libarrow_compute.", "libarrow_python.", "libparquet."),
-    *("backend_c.", "_multiarray_umath.", "_parquet.", "_compute.", "lib.cpython", "orjson."),
-)
-"""Prefixes of the names of their files, which have 140 MB of code and constants."""
-_LEAST_MEMORY: Final = 1 << 30
-"""Memory of the machine or container. With less, these pages would displace needed ones."""
-_MAPS: Final = Path("/proc/self/maps")
-_MADV_POPULATE_READ: Final = 22
-
-
-@cache
-def prefault() -> int:
-    """Maps the libraries' code, once in a process, and returns the number of bytes.
-
-    It takes some 50 ms if the files are in the page cache. It needs Linux 5.14 or later; elsewhere
-    it does nothing, and searches work without it.
-    """
-    importlib.import_module("duckdb")
-    if sys.platform != "linux" or memory_limit() < _LEAST_MEMORY:
-        return 0
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    mapped = 0
-    with suppress(OSError):
-        for begin, size in read_only(_MAPS.read_text().splitlines()):
-            if madvise(begin, size, _MADV_POPULATE_READ) == 0:
-                mapped += size
-    return mapped
-
-
-def read_only(maps: Iterable[str]) -> Iterator[tuple[int, int]]:
-    """Yields address and size of the libraries' pages that nobody writes to.
-
-    `maps` are lines of Linux's `/proc/self/maps`.
-    """
-    for line in maps:
-        addresses, rights, *_, path = line.split(maxsplit=5)
-        if rights[:2] == "r-" and path.rsplit("/", 1)[-1].startswith(_LIBRARIES):
-            begin, end = (int(address, 16) for address in addresses.split("-"))
-            yield begin, end - begin
 
 
 # --- Idle databases -----------------------------------------------------------------------------
@@ -763,7 +707,6 @@ class QueryEngine:
 
     async def _warm_up(self) -> None:
         """Prepares the things for which the next search would wait."""
-        await asyncio.to_thread(prefault)
         with suppress(TailraceError):  # the next search meets the error and reports it
             await asyncio.to_thread(self.databases.open_one)
         self.databases.watch()
