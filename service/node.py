@@ -429,6 +429,11 @@ class Node(NodeBase):
                 raise NodeNotReady(self.clock_skew.problem, hint=_ELSEWHERE)
         return await self.appender.append(batch)
 
+    async def find_repeat(self, batch: IncomingBatch, since_ms: int) -> AppendReceipt | None:
+        """Finds an equal batch as `Appender.find_repeat` does, after a start."""
+        await self._until_ready()
+        return await self.appender.find_repeat(batch, since_ms)
+
     async def open_run(self, key: RunKey, connector: str) -> int:
         """Begins a run as `Appender.open_run` does, after a start. Raises `NodeNotReady`."""
         await self._until_ready()
@@ -735,6 +740,14 @@ class QueryNode(NodeBase):
         return None
 
     async def append(self, batch: IncomingBatch) -> AppendReceipt:  # noqa: ARG002
+        """Raises `NodeNotReady`."""
+        refuse()
+
+    async def find_repeat(
+        self,
+        batch: IncomingBatch,  # noqa: ARG002
+        since_ms: int,  # noqa: ARG002
+    ) -> AppendReceipt | None:
         """Raises `NodeNotReady`."""
         refuse()
 

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from service.doors.settings import DoorSettings
 from service.tail import SseSettings
 from tailrace.coordination.settings import SourceCoordination
 from tailrace.logstore.errors import InvalidInput
@@ -267,6 +268,7 @@ class HttpSettings:
 
     server: ServerSettings = field(default_factory=ServerSettings)
     ingest: IngestSettings = field(default_factory=IngestSettings)
+    doors: DoorSettings = field(default_factory=DoorSettings)
     pages: PageSettings = field(default_factory=PageSettings)
     sse: SseSettings = field(default_factory=SseSettings)
     most_connections: int | None = None
@@ -775,6 +777,7 @@ class Settings(StoreSettings):
     access: AccessSettings = AccessSettings()
     journal: JournalSettings = JournalSettings()
     ingest: IngestSettings = IngestSettings()
+    doors: DoorSettings = DoorSettings()
     flush: FlushSettings = FlushSettings()
     runs: RunSettings = RunSettings()
     pages: PageSettings = PageSettings()

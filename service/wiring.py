@@ -400,6 +400,7 @@ def http_settings(settings: Settings) -> HttpSettings:
     return HttpSettings(
         server=settings.server,
         ingest=settings.ingest,
+        doors=settings.doors,
         pages=settings.pages,
         sse=settings.sse,
         most_connections=for_connections(open_files()),

@@ -10,6 +10,7 @@ import yaml
 
 from compactor.metrics import METRICS as COMPACTORS
 from docs import generate
+from service.doors.settings import DOORS
 from service.http.app import documented
 from service.http.errors import classify
 from service.metrics.scrape import METRICS
@@ -72,6 +73,7 @@ def test_every_setting_is_read_somewhere() -> None:
     inside |= {f"source_coordination.{name}" for name in of_partitions[:2]}
     inside |= {f"source_coordination.{name}.ttl" for name in of_partitions[2:]}
     inside |= {"source_coordination.max_retry_seconds"}
+    inside |= {f"doors.{door}_idle_minutes" for door in DOORS}
     names = [row.name for row in table(Settings) if row.name not in inside]
     assert [name for name in names if f".{name.rpartition('.')[2]}" not in code] == []
 

@@ -24,8 +24,10 @@ OURS = "backups|cli|coordination|forwarder|logstore|pipelines|verification"
 ROOTS = [*[name for name in CODE if name not in {"tailrace", "docs"}], rf"tailrace\.(?:{OURS})"]
 DOTTED = re.compile(rf"(?<![\w./-])((?:{'|'.join(ROOTS)})(?:\.\w+)+)\b(?![/(-])")
 _MENTION_BEHIND_A_HASH = re.compile(rf"#.*(?:\.(?:py|md)\b|\b(?:{'|'.join(ROOTS)})\.\w)")
-# What else has a dot: files that are no modules, hosts, OpenTelemetry's attribute.
-OTHER = re.compile(r".*\.(py|md|lock|prom|svc)$|service\.name$")
+# What else has a dot: files that are no modules, hosts, attributes of OpenTelemetry and ours.
+OTHER = re.compile(
+    r".*\.(py|md|lock|prom|svc)$|service\.(name|namespace|instance\.id)$|tailrace\.run\.id$"
+)
 PLACEHOLDER = re.compile(r"[A-Z]+/")
 
 

@@ -1,8 +1,9 @@
 """Decides about each request: identifies its sender, and checks the sender's permissions.
 
 The fast path and every route ask `Access` before a body is read. `identify` recognises the sender
-by a token, a JWT, or a trusted proxy's header. `require` compares the permissions with the required
-scopes.
+by a token, a JWT, or a trusted proxy's header. A token is sent as `Bearer`, as the password of
+`Basic`, as the key of Elasticsearch's `ApiKey`, or as `Splunk`. `require` compares the permissions
+with the required scopes.
 
 Invariants: an identity is remembered for at most `REMEMBERED_SECONDS`, never past the end of its
 token, and not over a change of the rules. Only hashes of valid tokens are kept, so a client without
@@ -15,6 +16,7 @@ the rules that cannot be read changes nothing, and is a problem of the node's he
 from __future__ import annotations
 
 import asyncio
+import binascii
 import hashlib
 import ipaddress
 import logging
@@ -57,7 +59,9 @@ from tailrace.logstore.errors import (
 
 REMEMBERED_SECONDS: Final = 60.0
 _REMEMBERED: Final = 4096
-_BEARER: Final = b"bearer "
+_PLAIN: Final = (b"bearer", b"splunk")
+_PAIRS: Final = (b"basic", b"apikey")
+"""Schemes with base64 of two parts, of which the second is the token; the first has no meaning."""
 
 Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
 
@@ -174,9 +178,7 @@ class Access:
 
     def bearer(self, authorization: bytes) -> Identity:
         """Identifies the owner of the header's token. Raises `NotAuthenticated`, `KeysNeeded`."""
-        if authorization[: len(_BEARER)].lower() != _BEARER:
-            raise NotAuthenticated("Authorization is not `Bearer` and a token")
-        given = authorization[len(_BEARER) :].strip()
+        given = _token_in(authorization)
         if len(given) > LONGEST_TOKEN:
             raise NotAuthenticated(f"the token is longer than {LONGEST_TOKEN} bytes")
         name = hashlib.sha256(given).digest()
@@ -306,6 +308,21 @@ class Access:
         if who.quota is not None and not who.quota.has_room(self._clock.monotonic()):
             return None
         return who
+
+
+def _token_in(authorization: bytes) -> bytes:
+    """Returns the token in an Authorization of any scheme that clients of log stores use."""
+    scheme, _, given = authorization.partition(b" ")
+    scheme, given = scheme.lower(), given.strip()
+    if scheme in _PLAIN:
+        return given
+    if scheme not in _PAIRS:
+        raise NotAuthenticated("Authorization is not `Bearer` and a token")
+    try:
+        pair = binascii.a2b_base64(given, strict_mode=True)
+    except binascii.Error as error:
+        raise NotAuthenticated("Authorization is not base64 of a name, `:` and a token") from error
+    return pair.partition(b":")[2]
 
 
 def _quota(rule: TokenRule, before: Mapping[str, _Token]) -> Quota | None:

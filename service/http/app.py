@@ -25,6 +25,8 @@ from fastapi import APIRouter, FastAPI
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
+from service.doors.repeats import Repeats
+from service.doors.routes import OPERATIONS, DoorRoutes
 from service.erasure import Erasure
 from service.http import errors
 from service.http.admin import Open, OpenPipelines, deletion_routes, lease_routes, pipeline_routes
@@ -281,7 +283,7 @@ def complete(app: FastAPI) -> dict[str, Any]:
     """Returns the schema of the whole service."""
     schema = deepcopy(FastAPI.openapi(app))  # FastAPI keeps its own object and returns it again
     paths = schema["paths"]
-    for path, operation in deepcopy(PATHS).items():
+    for path, operation in deepcopy({**PATHS, **OPERATIONS}).items():
         paths.setdefault(path, {})["post"] = operation
     components = schema.setdefault("components", {})
     components.setdefault("responses", {})["Problem"] = PROBLEM
@@ -364,9 +366,15 @@ class Application:
     """The ASGI callable; not a coroutine function, which saves one coroutine per append."""
 
     def __init__(
-        self, append: AppendRoutes, rest: ASGIApp, guard: BrowserGuard, settings: HttpSettings
+        self,
+        append: AppendRoutes,
+        doors: DoorRoutes,
+        rest: ASGIApp,
+        guard: BrowserGuard,
+        settings: HttpSettings,
     ) -> None:
         self.append = append
+        self._doors = doors
         self.settings = settings
         self._rest = rest
         self._guard = guard
@@ -390,6 +398,9 @@ class Application:
             if answer is not None:
                 send.path = CLOSE if raw.endswith(b"/close") else APPEND
                 return answer
+        door = None if raw.startswith(PREFIX) else self._doors.answer(scope, receive, send)
+        if door is not None:
+            return door
         if raw.startswith(PREFIX):
             scope["path"] = canonical(raw, scope["method"])
         else:
@@ -440,8 +451,9 @@ def build_app(node: NodeApi, api: HttpApi) -> Application:
     def fresh_id() -> str:
         return ulids.fresh_text(api.clock, api.entropy)
 
+    metered = metered_append(node.append, api.clock, api.counters)
     append = AppendRoutes(
-        metered_append(node.append, api.clock, api.counters),
+        metered,
         node.submit,
         node.close_run,
         node.open_run,
@@ -454,7 +466,10 @@ def build_app(node: NodeApi, api: HttpApi) -> Application:
         silent=lambda: node.cut_off_from,
     )
     append.gate = api.gate
-    return Application(append, _framework(node, api, fresh_id), api.guard, api.settings)
+    settings = api.settings
+    repeats = Repeats(metered, node.find_repeat, api.clock, settings.doors)
+    doors = DoorRoutes(append, repeats, settings.doors, api.clock)
+    return Application(append, doors, _framework(node, api, fresh_id), api.guard, settings)
 
 
 def _framework(node: NodeApi, api: HttpApi, fresh_id: Callable[[], str]) -> FastAPI:

@@ -19,7 +19,8 @@ import threading
 from collections.abc import Awaitable, Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Final, TypeAlias
+from functools import partial
+from typing import Final, TypeAlias, TypeVar
 
 from service.http.authorization import Gate
 from service.http.body import (
@@ -87,6 +88,7 @@ _DURABILITIES: Final[dict[bytes | None, Durability]] = {
     b"durable": "durable",
     b"bulk": "bulk",
 }
+T = TypeVar("T")
 Get: TypeAlias = Callable[[bytes], bytes | None]
 
 
@@ -144,7 +146,7 @@ class AppendRoutes:
         """Bodies up to this size are decoded in place."""
         self._threads = ThreadPoolExecutor(settings.decode_threads, thread_name_prefix="decode")
         self._over = threading.Event()
-        self._bounds = Bounds(settings.max_text_bytes, settings.max_meta_bytes, self._go_on)
+        self.bounds = Bounds(settings.max_text_bytes, settings.max_meta_bytes, self._go_on)
         self.budget = Budget(settings.in_flight_bytes)
 
     def answer(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
@@ -175,7 +177,7 @@ class AppendRoutes:
     async def refuse(self, error: Exception, scope: Scope, send: Send) -> None:
         """Answers a request that reaches no route with `error`."""
         refusal = problem(error, request_id(scope["headers"], self.fresh_id()))
-        await _reply(send, refusal.status, refusal.headers, refusal.body)
+        await reply_to(send, refusal.status, refusal.headers, refusal.body)
 
     def shut(self) -> None:
         """Stops decoding and ends the threads, for which the process would wait."""
@@ -234,7 +236,7 @@ class AppendRoutes:
         if plain and charset is None and body[-1:] == b"\n" and 0 not in body[:2]:
             lines = count_lines(body)
             return Decoded(body, lines, lines)
-        return decode(body, kind, None, self._bounds, charset)
+        return decode(body, kind, None, self.bounds, charset)
 
     async def _store_large(
         self, route: Route, scope: Scope, first: Message, receive: Receive, send: Send
@@ -353,7 +355,7 @@ class AppendRoutes:
         if decoded.opens and decoded.connector is not None:
             below = await self._open_run(route.key, decoded.connector)
             headers.append(echo_cookie(ulids.encode(below).encode(), route.tag))
-        await _reply(send, 200, headers, reply)
+        await reply_to(send, 200, headers, reply)
 
     def _batch(self, route: Route, get: Get, decoded: Decoded) -> IncomingBatch:
         batch_id = get(b"tailrace-batch")
@@ -384,44 +386,43 @@ class AppendRoutes:
         kind, charset = kind_of(content_type), charset_of(content_type)
         if encoding is None and not _may_hold_gzip(body):
             if len(body) < self.settings.offload_bytes:
-                return decode(body, kind, None, self._bounds, charset)
-            return await self._in_thread(body, kind, None, self._bounds, charset)
-        # A compressed body reserves room for its text before it is inflated: first for the usual
-        # ratio, and for more only if that was too little.
-        most, room = self._bounds.text_bytes, 0
+                return decode(body, kind, None, self.bounds, charset)
+            return await self.in_thread(lambda: decode(body, kind, None, self.bounds, charset))
+        return await self.within_budget(
+            lambda bounds: decode(body, kind, encoding, bounds, charset), len(body), share
+        )
+
+    async def within_budget(self, inflate: Callable[[Bounds], T], size: int, share: Share) -> T:
+        """Returns the result of `inflate`, called in a thread with the body of `size` bytes.
+
+        It reserves room for the text first: for the usual ratio, and for more only if that was too
+        little. Afterwards the room is free again, and the caller charges the result.
+        """
+        most, room = self.bounds.text_bytes, 0
         try:
             while True:
                 before = room
-                room = min(most, max(_MORE_ROOM * room, _USUAL_RATIO * len(body), _LEAST_ROOM))
+                room = min(most, max(_MORE_ROOM * room, _USUAL_RATIO * size, _LEAST_ROOM))
                 await share.reserve(_COPIES * (room - before))
-                bounds = replace(self._bounds, text_bytes=room)
+                bounds = replace(self.bounds, text_bytes=room)
                 try:
-                    return await self._in_thread(body, kind, encoding, bounds, charset)
+                    return await self.in_thread(partial(inflate, bounds))
                 except TooLarge:
                     if room == most:
                         raise
         finally:
             share.charge(-_COPIES * room)
 
-    async def _in_thread(
-        self,
-        body: bytes,
-        kind: str,
-        encoding: bytes | None,
-        bounds: Bounds,
-        charset: str | None,
-    ) -> Decoded:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._threads, decode, body, kind, encoding, bounds, charset
-        )
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Returns the result of `work` in one of the threads that decode bodies."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def _answer_close(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         self.counters.close_requests += 1
         try:
             state = await self._close(route.key)
             reply = b'{"message":"Log stream closed successfully","state":"%b"}' % state.encode()
-            await _reply(send, 200, [JSON, route.session], reply)
+            await reply_to(send, 200, [JSON, route.session], reply)
         except Exception as error:  # noqa: BLE001
             await self._refuse(error, scope, receive, send)
 
@@ -433,7 +434,7 @@ class AppendRoutes:
             await drain(receive, self.settings.max_body_bytes)
         if isinstance(error, BodyTooLarge | StoodStill):
             refusal.headers.append((b"connection", b"close"))
-        await _reply(send, refusal.status, refusal.headers, refusal.body)
+        await reply_to(send, refusal.status, refusal.headers, refusal.body)
 
 
 def _constant_meta(value: bytes, get: Get) -> bytes:
@@ -465,7 +466,10 @@ def _may_hold_gzip(body: bytes) -> bool:
     return (first == b"{" or first.isspace()) and b'"compressed"' in body
 
 
-async def _reply(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+async def reply_to(
+    send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes
+) -> None:
+    """Sends a whole reply, with its length."""
     if not any(name == b"content-length" for name, _ in headers):
         headers = [*headers, (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -77,6 +77,9 @@ ADMIN: Final = Need(("admin",), Pipelines.EVERY, audited=True)
 _LOOK: Final = Need(("admin",), Pipelines.EVERY)
 
 _PEERS: Final = "/internal/"
+_DOOR: Final[dict[str, Need | None]] = {"POST": Need(("ingest",), Pipelines.SOME)}
+"""Records of other pipelines are refused, and the others are stored."""
+
 _STATUS: Final = ROOT + "/{fqn}/pipelineStatus"
 _TABLE: Final[dict[str, dict[str, Need | None]]] = {
     BASE: {"GET": _SEARCH},
@@ -99,6 +102,12 @@ _TABLE: Final[dict[str, dict[str, Need | None]]] = {
     "/segments/groups/{group}": {"GET": _GROUPS},
     "/segments/{id}": {"GET": _CONTENTS},
     "/deletions": {"GET": _LOOK},
+    "/v1/logs": _DOOR,
+    "/loki/api/v1/push": _DOOR,
+    "/_bulk": _DOOR,
+    "/{index}/_bulk": _DOOR,
+    "/services/collector/event": _DOOR,
+    "/services/collector/raw": _DOOR,
     "/leases": {"GET": _LOOK},
     "/leases/one": {"GET": _LOOK},
 }

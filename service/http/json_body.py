@@ -226,7 +226,7 @@ class ParsedBody(NamedTuple):
 
 def load(body: bytes, bounds: Bounds) -> ParsedBody:
     """Parses the document in `body`. Raises `NotJson`, `InvalidInput`, `TooLarge`."""
-    if len(body) <= SMALL or (len(body) <= _MIDDLE and _structure(body) <= _STRUCTURE):
+    if len(body) <= SMALL or (len(body) <= _MIDDLE and structure(body) <= _STRUCTURE):
         value, replaced = parse(body)
         return ParsedBody(value, {}, replaced)
     strings: list[LongString] = []
@@ -268,7 +268,7 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _structure(piece: bytes) -> int:
+def structure(piece: bytes) -> int:
     """Returns an upper bound of the number of values in the piece."""
     if len(piece) < SMALL:
         return piece.count(b",") + piece.count(b"[") + piece.count(b"{")
@@ -278,7 +278,7 @@ def _structure(piece: bytes) -> int:
 
 def _cut_up(body: bytes, bounds: Bounds) -> Iterator[bytes | LongString]:
     """Yields the document's pieces in order: structure with short strings, and the long strings."""
-    at = rest = structure = count = 0
+    at = rest = values = count = 0
     after_long = False
     while at < len(body):
         count += 1
@@ -289,8 +289,8 @@ def _cut_up(body: bytes, bounds: Bounds) -> Iterator[bytes | LongString]:
         rest += stop - at
         if rest <= _REST:
             gap = body[at:stop]
-            structure += _structure(gap)
-        if rest > _REST or structure > _STRUCTURE:
+            values += structure(gap)
+        if rest > _REST or values > _STRUCTURE:
             raise _too_much()
         if after_long and gap.lstrip().startswith(b":"):
             raise TooLarge(f"a key of more than {_LONG_ENVELOPE} bytes", field="body")

@@ -53,7 +53,7 @@ from service.ingest.batch import (
     Submitted,
     attributes_digest,
 )
-from service.journal.format import decode_attributes, flags_of
+from service.journal.format import decode_attributes, decode_meta, flags_of
 from service.journal.journal import Journal
 from service.journal.state import Connector, LastBatch
 from service.runtime.health import MOST_MS
@@ -344,6 +344,34 @@ class Appender:
     def stop(self) -> None:
         """Ends all waits for look-ups."""
         self._lookup.stop()
+
+    async def find_repeat(self, batch: IncomingBatch, since_ms: int) -> AppendReceipt | None:
+        """Returns the receipt of an equal batch of the same sender that the journal has since then.
+
+        Equal are the text, and what its records carry beside it. Raises `JournalFailed`.
+        """
+        found = self._equal_batch(batch, since_ms)
+        if found is None:
+            return None
+        ulid, end = found
+        return await self._again(batch, ulid, KnownBatch(digest(batch.text), batch.records, end))
+
+    def _equal_batch(self, batch: IncomingBatch, since_ms: int) -> tuple[int, int] | None:
+        with self._journal.pin() as pin:
+            found = pin.batches(
+                run=batch.key, times=(since_ms, self._now_ms() + self._most_ahead_ms)
+            )
+            rows = found.rows
+            equal = (rows["digest"] == digest(batch.text)) & (rows["size"] == len(batch.text))
+            equal &= (rows["records"] == batch.records) & (rows["meta"] == len(batch.meta))
+            sent = decode_meta(batch.meta) if batch.meta else None
+            for index in np.flatnonzero(equal).tolist():
+                row = rows[index]
+                if found.connectors[int(row["connector"])] != batch.connector:
+                    continue
+                if ulid_of(row) > self._horizon(batch.key) and found.meta(index) == sent:
+                    return ulid_of(row), int(row["pos"]) + int(row["records"])
+        return None
 
     async def open_run(self, key: RunKey, connector: str) -> int:
         """Accepts the empty call with which a gen-1 client begins a run.

@@ -76,6 +76,24 @@ HTTP: tuple[DeclaredMetric, ...] = (
         lambda s: s.http.replaced,
     ),
     counter(
+        "door_records",
+        "Records that clients of other log stores sent and that were stored, by door.",
+        lambda s: dict(s.http.door_records),
+        "door",
+    ),
+    counter(
+        "door_repeats",
+        "Records that were not stored again, since the same client had sent the same bytes.",
+        lambda s: dict(s.http.door_repeats),
+        "door",
+    ),
+    counter(
+        "door_refused",
+        "Records that a door refused.",
+        lambda s: dict(s.http.door_refused),
+        "door",
+    ),
+    counter(
         "disconnects",
         "Clients that left before their body was complete.",
         lambda s: s.http.disconnects,

@@ -507,7 +507,9 @@ class Closer:
             return newest.writers if same else None
 
         async with self._locks.of(key):
-            manifest = await self._sealer.seal(key, all_before, lambda _: (), abandoned=True)
+            manifest = await self._sealer.seal(
+                key, all_before, lambda _: (), abandoned=not seen.door
+            )
             if manifest.state != "closed" or not manifest.sealed:
                 return False
             self._remember(key)

@@ -35,6 +35,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from service.doors.settings import door_of
 from service.run_log.backlog import Backlog, ConfirmedSegment, Deletions
 from service.run_log.chunks import (
     Chunks,
@@ -346,6 +347,7 @@ class RunFlush:
         first_ms = ulids.time_ms(least)
         changed = replace(
             manifest,
+            door=_door(manifest, source, made.rows),
             chunks=(*manifest.chunks, made.chunk),
             writers=writers,
             owner=self._owner,
@@ -358,6 +360,14 @@ class RunFlush:
             changed = replace(changed, fixed=changed.lines)
         # A deleted run has no closes, so that a new beginning opens it.
         return changed if changed.settled() else replace(changed, state=changed.state_of_close())
+
+
+def _door(manifest: Manifest, source: NewBatches, rows: Indexes) -> str:
+    """Returns the door by which all lines of the run came, with those of the new rows."""
+    numbers = np.unique(source.batches.rows["connector"][rows]).tolist()
+    doors = {door_of(source.batches.connectors[number]) for number in numbers}
+    door = doors.pop() if len(doors) == 1 else ""
+    return door if not manifest.chunks or manifest.door == door else ""
 
 
 # --- The flusher --------------------------------------------------------------------------------

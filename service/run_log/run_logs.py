@@ -453,6 +453,7 @@ def open_run_logs(
         clock,
         runs,
         locks,
+        doors=settings.doors,
         orphan_seconds=tuning.orphan_seconds,
         prefix=prefix,
         pin=journal.pin,

@@ -3,10 +3,11 @@
 Every node runs the sweeper; sweeping twice does no harm.
 
 - It closes a run that nobody closed after `stream_timeout_seconds` without a line and without a
-  status that says that it goes on. That includes runs that this process has never seen: it finds
-  runs from their manifests, and runs that an OpenMetadata server left in progress from its active
-  markers. It closes a closed run with a late batch after `reopened_seconds`. The sweeper holds the
-  run's lease, and checks once more for lines at every node just before.
+  status that says that it goes on; a run whose lines all came by one door after the idle time of
+  that door. That includes runs that this process has never seen: it finds runs from their
+  manifests, and runs that an OpenMetadata server left in progress from its active markers. It
+  closes a closed run with a late batch after `reopened_seconds`. The sweeper holds the run's lease,
+  and checks once more for lines at every node just before.
 - It publishes a `partial.txt` that vanished again, and removes one that a closed run left.
 - It removes chunks that no manifest names when they are older than `orphan_seconds`: they were
   merged, sealed, or written by a flush that was killed before its swap. It also removes logs
@@ -40,6 +41,7 @@ from collections.abc import (
 )
 from dataclasses import replace
 
+from service.doors.settings import DoorSettings
 from service.run_log.backlog import Backlog, Deletions
 from service.run_log.contracts import RunLocks, UnflushedPin
 from service.run_log.flush import Flusher
@@ -361,6 +363,7 @@ class Sweeper:
         settings: RunSettings,
         locks: RunLocks,
         *,
+        doors: DoorSettings,
         orphan_seconds: float,
         prefix: str,
         pin: Callable[[], UnflushedPin],
@@ -383,6 +386,7 @@ class Sweeper:
         self._deletions = deletions
         self._clock = clock
         self._settings = settings
+        self._doors = doors
         self._orphan_seconds = orphan_seconds
         self._locks = locks
         self._prefix = prefix
@@ -487,6 +491,8 @@ class Sweeper:
         if manifest.closes:
             return idle_ms >= settings.reopen_idle_seconds * 1000
         patience_ms = settings.stream_timeout_seconds * 1000
+        if (idle_seconds := self._doors.idle_seconds(manifest.door)) is not None:
+            patience_ms = idle_seconds * 1000
         if idle_ms < patience_ms:
             return False
         return self._now_ms() - alive_ms(await self._reported(manifest.key)) >= patience_ms

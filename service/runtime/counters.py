@@ -110,6 +110,9 @@ class HttpCounters:
     close_requests: int = 0
     body_bytes: int = 0
     replaced: int = 0
+    door_records: Counter[str] = field(default_factory=Counter)
+    door_repeats: Counter[str] = field(default_factory=Counter)
+    door_refused: Counter[str] = field(default_factory=Counter)
     disconnects: int = 0
     readers: int = 0
     stream_events: int = 0

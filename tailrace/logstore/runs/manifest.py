@@ -22,6 +22,7 @@
     by_ulid     true if lines below `fixed` were sorted by ULID so that positions do not say which
                 of them lie before others; absent otherwise
     abandoned   true if the sweeper closed the run, which nobody had closed; absent otherwise
+    door        the door by which all its lines came; absent otherwise
     partial     the source of `partial.txt`: bytes, lines, at_ms
     closing     the `logs.txt` that is about to be put: put, bytes, chunks (ids)
     first_ms, last_ms, flushed_ms   times of the first and last batch, and of the last flush
@@ -67,7 +68,7 @@ Kind = Literal["chunk", "logs"]
 _STATES = ("open", "closing", "closed", "deleted")
 _NAMES = (
     "format version fqn run state generation epoch owner chunks writers closes copies partial "
-    "closing first_ms last_ms flushed_ms asking by_ulid fixed abandoned"
+    "closing first_ms last_ms flushed_ms asking by_ulid fixed abandoned door"
 )
 _KNOWN = frozenset(_NAMES.split(" "))
 
@@ -148,6 +149,7 @@ class Manifest:
     fixed: int = 0
     by_ulid: bool = False
     abandoned: bool = False
+    door: str = ""
     version: str = ""
     others: Mapping[str, Any] = field(default_factory=dict)
 
@@ -257,6 +259,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         **({"fixed": manifest.fixed} if manifest.fixed else {}),
         **({"by_ulid": True} if manifest.by_ulid else {}),
         **({"abandoned": True} if manifest.abandoned else {}),
+        **({"door": manifest.door} if manifest.door else {}),
         "version": manifest.version,
         "fqn": manifest.key.fqn,
         "run": manifest.key.run,
@@ -338,6 +341,7 @@ def _decode(value: Mapping[str, Any]) -> Manifest:
         fixed=value.get("fixed", 0),
         by_ulid=bool(value.get("by_ulid")),
         abandoned=bool(value.get("abandoned")),
+        door=value.get("door", ""),
         version=value["version"],
         others={name: kept for name, kept in value.items() if name not in _KNOWN},
     )

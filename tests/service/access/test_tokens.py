@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from pathlib import Path
 
@@ -50,7 +51,13 @@ def test_only_the_whole_token_is_recognised(tmp_path: Path) -> None:
     with pytest.raises(NotAuthenticated, match="twice"):
         access.identify_now(bearer(token) * 2, None)
     with pytest.raises(NotAuthenticated, match="not `Bearer`"):
-        access.identify_now([(b"authorization", b"Basic dTpw")], None)
+        access.identify_now([(b"authorization", b"Digest dTpw")], None)
+    for scheme in (b"Basic", b"ApiKey"):
+        pair = base64.b64encode(b"any name:" + token.encode())
+        assert access.identify_now([(b"authorization", scheme + b" " + pair)], None).key
+        for wrong in (b"dTpw", b"=", b"", base64.b64encode(token.encode() + b":")):
+            with pytest.raises(NotAuthenticated):
+                access.identify_now([(b"authorization", scheme + b" " + wrong)], None)
 
 
 def test_two_secrets_are_valid_until_the_old_one_expires(tmp_path: Path) -> None:

@@ -25,6 +25,9 @@ class JournalNode(MemoryNode):
     async def append(self, batch: IncomingBatch) -> AppendReceipt:
         return await self.gated.appender.append(batch)
 
+    async def find_repeat(self, batch: IncomingBatch, since_ms: int) -> AppendReceipt | None:
+        return await self.gated.appender.find_repeat(batch, since_ms)
+
     async def open_run(self, key: RunKey, connector: str) -> int:
         return await self.gated.appender.open_run(key, connector)
 

@@ -420,6 +420,11 @@ class MemoryNode:
         last = ulid + batch.records - 1
         return AppendReceipt(ulid, batch.records, known is not None, batch.durability, last)
 
+    async def find_repeat(self, batch: IncomingBatch, since_ms: int) -> AppendReceipt | None:
+        assert since_ms > 0
+        assert batch.connector
+        return None
+
     def _keep(self, batch: IncomingBatch, ulid: int) -> None:
         held = self._known[batch.key, ulid] = Held(ulid, self.next_pos, batch)
         self.next_pos += batch.records

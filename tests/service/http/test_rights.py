@@ -17,6 +17,7 @@ import yaml
 
 from service.access.access import Access
 from service.access.audit import AuditLog
+from service.doors.routes import OPERATIONS
 from service.http.app import Application, HttpApi, build_app
 from service.http.authorization import Gate, Pipelines, need_of
 from service.http.internal import internal_routes
@@ -160,7 +161,8 @@ async def test_each_refuses_who_has_no_token_or_none_that_is_known(guarded: Guar
         reply = await guarded.ask(op, token)
         assert reply.status_code == 401, (op, token)
         assert reply.headers["www-authenticate"].startswith("Bearer")
-        assert reply.headers["content-type"] == "application/problem+json"
+        problem = reply.headers["content-type"] == "application/problem+json"
+        assert problem == (op.path not in OPERATIONS), "doors answer in their protocols' shapes"
 
 
 async def test_each_refuses_a_token_without_the_scope(guarded: Guarded) -> None:

@@ -30,6 +30,7 @@ from tailrace.logstore.table.skip_index import grams_of
 from tailrace.logstore.table.snapshot import TableFile
 from tests.e2e.test_segment_process import MOVE_WITH_A_PROCESS
 from tests.service.client_model import Clients
+from tests.service.doors.test_counts import MOVE_AT_DOORS
 from tests.service.http.test_rights import MOVE_BY_ACCESS
 from tests.service.http.test_shedding import MOVE_BY_SHEDDING
 from tests.service.metrics.test_compaction import MOVE_WITH_COMPACTION
@@ -112,7 +113,7 @@ def test_every_metric_is_in_one_of_these_tests() -> None:
     elsewhere = MOVE_IN_SEARCHES | MOVE_OVER_HTTP | MOVE_ON_S3 | MOVE_BY_REPAIR
     elsewhere |= MOVE_BY_REPORTS | MOVE_IN_QUEUES | MOVE_WITH_LEASES
     elsewhere |= MOVE_WITH_COMPACTION | MOVE_BY_SHEDDING | MOVE_BY_ACCESS | MOVE_WITH_A_PROCESS
-    elsewhere |= MOVE_IN_FILE_CACHES | MOVE_BETWEEN_NODES | MOVE_IN_STATE_WATCHES
+    elsewhere |= MOVE_AT_DOORS | MOVE_IN_FILE_CACHES | MOVE_BETWEEN_NODES | MOVE_IN_STATE_WATCHES
     assert {metric.name for metric in METRICS} == here | elsewhere
 
 

@@ -38,7 +38,7 @@ def shown(parts: list[RecordPart]) -> list[tuple[int, bytes]]:
 def expected(world: World) -> list[tuple[int, bytes]]:
     return [
         (ulid + n, line)
-        for _, ulid, text in world.journal.entries
+        for ulid, text in [entry[1:3] for entry in world.journal.entries]
         for n, line in enumerate(text.splitlines(keepends=True))
     ]
 

@@ -213,3 +213,33 @@ async def test_a_clock_that_is_days_ahead_of_the_stores_expires_and_closes_nothi
     world.ahead_ms = 0  # so long has really passed
     await world.run_logs.sweeper.sweep()
     assert await state(world) == "deleted"
+
+
+@pytest.mark.parametrize(
+    ("connectors", "door"),
+    [
+        (["otlp/a", "otlp/b"], "otlp"),
+        (["otlp/a", "loki/a"], ""),
+        (["otlp/a", None], ""),
+        ([None, "otlp/a"], ""),
+        (["somebody"], ""),
+    ],
+)
+async def test_a_run_of_a_door_is_closed_after_the_idle_time_of_the_door(
+    connectors: list[str | None], door: str
+) -> None:
+    world = World()
+    await world.run_logs.start()
+    for connector in connectors:
+        world.append(RUN, b"a line\n", connector=connector)
+        await world.confirm()
+        await world.run_logs.drain()
+    idle = SETTINGS.doors.otlp_idle_minutes * 60
+    world.clock.pass_seconds(idle - 1)
+    await world.run_logs.sweeper.sweep()
+    assert await state(world) == "open"
+    world.clock.pass_seconds(2)
+    await world.run_logs.sweeper.sweep()
+    assert await state(world) == ("closed" if door else "open")
+    manifest = (await world.run_logs.manifests.get(RUN)).manifest
+    assert (manifest.door, manifest.abandoned) == (door, False)

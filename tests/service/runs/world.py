@@ -25,7 +25,7 @@ from tailrace.logstore.runs.manifest import INLINE_BYTES
 from tailrace.logstore.runs.report import RunReport
 from tailrace.logstore.segments.detect import Carry
 from tailrace.logstore.segments.writer import encode_segment
-from tests.batches import MemoryBatches, make_batches
+from tests.batches import Entry, MemoryBatches, make_batches
 from tests.settings import SETTINGS, settings_with
 from tests.simulation.backing import on_disk, open_store
 from tests.simulation.clocks import ManualClock
@@ -98,7 +98,7 @@ class FakeJournal:
     """What survives a crash of the process: batches, closes, tombstones."""
 
     node: str = NODE
-    entries: list[tuple[RunKey, int, bytes]] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
     first: int = 0
     confirmed: int = 0
     seq: int = 0
@@ -109,7 +109,7 @@ class FakeJournal:
 
     @property
     def end(self) -> int:
-        return self.base + sum(text.count(b"\n") for _, _, text in self.entries)
+        return self.base + sum(entry[2].count(b"\n") for entry in self.entries)
 
     def batches(self) -> MemoryBatches:
         return make_batches(self.node, self.entries, self.base)
@@ -197,9 +197,11 @@ class World:
     def mint_above(self, ulid: int) -> int:
         return ulids.batch_of(ulid) + (1 << 30)
 
-    def append(self, key: RunKey, text: bytes, ulid: int | None = None) -> int:
+    def append(
+        self, key: RunKey, text: bytes, ulid: int | None = None, connector: str | None = None
+    ) -> int:
         ulid = self.mint() if ulid is None else ulid
-        self.journal.entries.append((key, ulid, text))
+        self.journal.entries.append((key, ulid, text, connector))
         self.last[key] = max(self.last.get(key, 0), ulid + text.count(b"\n") - 1)
         return ulid
 

@@ -1,0 +1,442 @@
+"""Receives documents by Elasticsearch's `_bulk`, and answers what its clients ask at their start.
+
+    POST /_bulk, /{index}/_bulk       and the same below /elasticsearch
+    GET  /, /_license, /_xpack, /_cluster/health, /_nodes, …   constant answers
+    HEAD, GET, PUT  /_index_template/{name}, /_ilm/policy/{name}, …   accepted, and not used
+
+`/` is the page for people; it is Elasticsearch's answer for a client that accepts JSON and no HTML,
+and below `/elasticsearch` for everybody.
+
+A document is a record: `message` (or `log`, `msg`) is its text, `@timestamp` its time, and a key of
+`tailrace.logstore.segments.levels` its level. Inner objects become attributes with dotted names,
+arrays are JSON. A document without a message is its own text. The pipeline is the index, without a
+date at its end, unless the document has attributes of `doors.pipeline`. `_index` and `_id` are
+attributes.
+
+`_id` makes a document idempotent for `doors.repeat_seconds` at one node:
+
+| the action | the same document | another one with this id |
+| --- | --- | --- |
+| `index` | 200, `noop` | 409: a record is never changed |
+| `create` | 409, as Elasticsearch answers | 409 |
+
+Each item has its own status. One that cannot be stored now is 429, which clients send again.
+`update` and `delete` are refused, item by item. A body that does not end with a newline was cut,
+and is refused whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import orjson
+import xxhash
+
+from service.doors.door import (
+    RETRYABLE,
+    Door,
+    DoorRequest,
+    Headers,
+    Outcome,
+    Reply,
+    message_of,
+    status_of,
+)
+from service.doors.records import (
+    MOST_DEPTH,
+    Attributes,
+    DoorRecords,
+    RecordSorter,
+    RunRecords,
+    RunRule,
+    level_of,
+    time_of,
+    value_text,
+)
+from service.doors.repeats import Known, Recent, Storing, error_of, failed
+from service.http.body import Bounds
+from service.http.errors import HttpError
+from service.http.json_body import SMALL, NotJson, parse, structure
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.errors import InvalidInput, TooLarge
+from tailrace.logstore.segments.levels import LEVEL_KEYS
+
+PREFIX: Final = "/elasticsearch"
+VERSION: Final = "8.19.0"
+_PRODUCT: Final = (b"x-elastic-product", b"Elasticsearch")
+_JSON: Final = b"application/json"
+_COMPATIBLE: Final = re.compile(rb"application/vnd\.elasticsearch\+json;\s*compatible-with=\d+")
+_BULK: Final = re.compile(r"/(?:([^/_][^/]*)/)?_bulk")
+_TEMPLATES: Final = re.compile(
+    r"/_(?:index_template|component_template|template|ilm/policy|ingest/pipeline|data_stream)"
+    r"(?:/[^/]+)?"
+)
+_DATE: Final = re.compile(r"[-_.]\d{4}[-_.]\d{2}(?:[-_.]\d{2})?(?:-\d{6})?\Z")
+_MESSAGES: Final = ("message", "log", "msg")
+_TIME: Final = "@timestamp"
+_FINE: Final = re.compile(r"\.\d{6}\d*[1-9]")
+_ACTIONS: Final = ("create", "index", "update", "delete")
+_MOST_ITEMS: Final = 100_000
+_MOST_IN_DOCUMENT: Final = 20_000
+_LONGEST_ID: Final = 512
+_CLUSTER: Final = "tailrace"
+_UUID: Final = "tailrace-0000000000000"
+_CONFLICT: Final = "version_conflict_engine_exception"
+
+_CONSTANTS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "/": {
+        "name": _CLUSTER,
+        "cluster_name": _CLUSTER,
+        "cluster_uuid": _UUID,
+        "version": {
+            "number": VERSION,
+            "build_flavor": "default",
+            "build_type": "tar",
+            "build_hash": "0" * 40,
+            "build_date": "2025-01-01T00:00:00.000000000Z",
+            "build_snapshot": False,
+            "lucene_version": "9.12.2",
+            "minimum_wire_compatibility_version": "7.17.0",
+            "minimum_index_compatibility_version": "7.0.0",
+        },
+        "tagline": "You Know, for Search",
+    },
+    "/_license": {
+        "license": {
+            "status": "active",
+            "uid": _UUID,
+            "type": "basic",
+            "issued_to": _CLUSTER,
+            "issuer": _CLUSTER,
+        }
+    },
+    "/_xpack": {
+        "build": {"hash": "0" * 40, "date": "2025-01-01T00:00:00.000Z"},
+        "license": {"uid": _UUID, "type": "basic", "mode": "basic", "status": "active"},
+        "features": {"ilm": {"available": True, "enabled": True}},
+    },
+    "/_cluster/health": {
+        "cluster_name": _CLUSTER,
+        "status": "green",
+        "timed_out": False,
+        "number_of_nodes": 1,
+        "number_of_data_nodes": 1,
+    },
+    "/_nodes": {"cluster_name": _CLUSTER, "nodes": {}},
+    "/_nodes/http": {"cluster_name": _CLUSTER, "nodes": {}},
+    "/_nodes/_all/http": {"cluster_name": _CLUSTER, "nodes": {}},
+}
+
+
+@dataclass(slots=True)
+class _Item:
+    """One action of a bulk request; `record` is its number among the records, if it has one."""
+
+    action: str
+    index: str
+    id: str = ""
+    record: int = -1
+    error: Exception | None = None
+    name: tuple[str, str, str] | None = None
+    digest: int = 0
+    known: Known | None = None
+    first: int = -1
+    """The item of the same request that has its id."""
+
+
+@dataclass(slots=True)
+class _Bulk:
+    """The items of a request, and the appends that store them."""
+
+    items: list[_Item] = field(default_factory=list)
+    named: dict[tuple[str, str, str], int] = field(default_factory=dict)
+
+
+class ElasticsearchDoor(Door):
+    """The door of Elasticsearch's clients; `ids` are the documents that have one."""
+
+    name = "elasticsearch"
+
+    def __init__(self, rule: RunRule, ids: Recent[Known]) -> None:
+        self._rule = rule
+        self._ids = ids
+
+    def path_of(self, method: str, path: str) -> str | None:
+        below = _without_prefix(path)
+        if method in ("POST", "PUT"):
+            found = _BULK.fullmatch(below)
+            if found is not None:
+                return "/{index}/_bulk" if found[1] else "/_bulk"
+        if method in ("GET", "HEAD") and below in _CONSTANTS:
+            return below if below == path or below != "/" else PREFIX
+        asks = method in ("GET", "HEAD", "POST", "PUT") and _TEMPLATES.fullmatch(below)
+        return "/_index_template/{name}" if asks else None
+
+    def probe(self, request: DoorRequest) -> Reply | None:
+        below = _without_prefix(request.path)
+        if below == "/" and request.path == "/" and not _wants_json(request):
+            return None
+        if request.method in ("GET", "HEAD") and below in _CONSTANTS:
+            return _answer(request, 200, _CONSTANTS[below])
+        if _TEMPLATES.fullmatch(below):
+            return _answer(request, 200, {"acknowledged": True})
+        return None
+
+    def decode(self, request: DoorRequest, bounds: Bounds, now: int) -> DoorRecords:
+        found = _BULK.fullmatch(_without_prefix(request.path))
+        index = "" if found is None else found[1] or ""
+        _check_type(request)
+        body = request.body
+        if not body.endswith(b"\n"):
+            raise InvalidInput(
+                "The bulk request must be terminated by a newline [\\n]",
+                field="body",
+                hint="Check that it arrived whole.",
+            )
+        reader = _BulkReader(RecordSorter(bounds, now), self._rule, self._ids, index)
+        reader.read(body, bounds)
+        return reader.sorter.records(reader.bulk)
+
+    def stale(self, records: DoorRecords) -> bool:
+        bulk: _Bulk = records.items
+        return any(self._ids.get(name) is not None for name in bulk.named)
+
+    def begun(
+        self, records: DoorRecords, storing: Sequence[tuple[RunRecords, Storing]]
+    ) -> Collection[Storing]:
+        bulk: _Bulk = records.items
+        if bulk.named:
+            task_of = {place: task for run, task in storing for place in run.places}
+            for name, number in bulk.named.items():
+                item = bulk.items[number]
+                task = task_of.get(item.record)
+                if task is not None:
+                    known = Known(task, item.digest)
+                    self._ids.put(name, known)
+                    task.add_done_callback(partial(self._forget, name, known))
+        return {item.known.storing for item in bulk.items if item.known is not None}
+
+    def _forget(self, name: tuple[str, str, str], known: Known, _: Storing) -> None:
+        """Forgets a document that was refused."""
+        if failed(known.storing):
+            self._ids.drop(name, known)
+
+    def reply(self, request: DoorRequest, records: DoorRecords, outcome: Outcome) -> Reply:
+        bulk: _Bulk = records.items
+        ids = {
+            place: receipt.ulid + number
+            for run, receipt in outcome.receipts
+            for number, place in enumerate(run.places)
+        }
+        errors = {place: error for places, error in outcome.refused for place in places}
+        answers = [_result(bulk, item, ids, errors) for item in bulk.items]
+        wrong = any("error" in answer for result in answers for answer in result.values())
+        return _answer(request, 200, {"took": 0, "errors": wrong, "items": answers})
+
+    def refusal(self, request: DoorRequest, status: int, error: BaseException) -> Reply:
+        said = {"type": _type_of(status), "reason": message_of(error)}
+        value = {"error": {"root_cause": [said], **said}, "status": status}
+        return _answer(request, status, value)
+
+
+def _without_prefix(path: str) -> str:
+    if path == PREFIX or path.startswith(PREFIX + "/"):
+        return path[len(PREFIX) :] or "/"
+    return path
+
+
+def _wants_json(request: DoorRequest) -> bool:
+    accept = request.header(b"accept") or b""
+    return b"json" in accept and b"html" not in accept
+
+
+def _check_type(request: DoorRequest) -> None:
+    kind = (request.header(b"content-type") or b"json").lower()
+    if b"json" not in kind:
+        raise HttpError(
+            415,
+            f"Content-Type {kind.decode('latin-1')[:100]!r} is not taken",
+            hint="Send application/x-ndjson.",
+        )
+
+
+def _answer(request: DoorRequest, status: int, value: Mapping[str, Any]) -> Reply:
+    found = _COMPATIBLE.search(request.header(b"accept") or b"")
+    headers: Headers = [(b"content-type", found[0] if found else _JSON), _PRODUCT]
+    return Reply(status, headers, orjson.dumps(value))
+
+
+def _type_of(status: int) -> str:
+    if status in RETRYABLE:
+        return "es_rejected_execution_exception"
+    if status in (401, 403):
+        return "security_exception"
+    return "illegal_argument_exception" if status < 500 else "exception"
+
+
+def _result(
+    bulk: _Bulk, item: _Item, ids: Mapping[int, int], errors: Mapping[int, Exception]
+) -> dict[str, Any]:
+    """Returns the result of one item."""
+    error = item.error or errors.get(item.record)
+    first = bulk.items[item.first] if item.first >= 0 else None
+    digest = item.known.digest if item.known else first.digest if first else item.digest
+    if first is not None:
+        error = error or errors.get(first.record)
+    if item.known is not None:
+        error = error or error_of(item.known.storing)
+    said: dict[str, Any] = {"_index": item.index, "_id": item.id or None}
+    if error is not None:
+        status = status_of(error)
+        status = 429 if status in RETRYABLE else status
+        reason = {"type": _type_of(status), "reason": message_of(error)}
+        return {item.action: {**said, "status": status, "error": reason}}
+    done = {"_version": 1, "_seq_no": 0, "_primary_term": 1, "_shards": _SHARDS}
+    if item.record >= 0:
+        said["_id"] = item.id or ulids.encode(ids[item.record])
+        return {item.action: {**said, **done, "result": "created", "status": 201}}
+    if item.action == "index" and digest == item.digest:
+        return {item.action: {**said, **done, "result": "noop", "status": 200}}
+    reason = {
+        "type": _CONFLICT,
+        "reason": f"[{item.id}]: version conflict, document already exists; a record never changes",
+    }
+    return {item.action: {**said, "status": 409, "error": reason}}
+
+
+_SHARDS: Final = {"total": 1, "successful": 1, "failed": 0}
+
+
+class _BulkReader:
+    """Reads the lines of a bulk request."""
+
+    def __init__(self, sorter: RecordSorter, rule: RunRule, ids: Recent[Known], index: str) -> None:
+        self.sorter = sorter
+        self.bulk = _Bulk()
+        self._rule = rule
+        self._ids = ids
+        self._index = index
+
+    def read(self, body: bytes, bounds: Bounds) -> None:
+        """Reads all items. Raises `InvalidInput` for a line that is no action, `TooLarge`."""
+        lines = iter(body.split(b"\n"))
+        for number, line in enumerate(lines):
+            if not line.strip():
+                continue
+            if len(self.bulk.items) >= _MOST_ITEMS:
+                raise TooLarge(f"a request has more than {_MOST_ITEMS} items", field="body")
+            if number % 1024 == 0:
+                bounds.go_on()
+            item = self._action(line, number + 1)
+            self.bulk.items.append(item)
+            if item.action == "delete":
+                item.error = _refused_action(item.action)
+                continue
+            document = next(lines, b"")
+            if item.action == "update":
+                item.error = _refused_action(item.action)
+            elif item.error is None:
+                self._document(item, document)
+
+    def _action(self, line: bytes, number: int) -> _Item:
+        try:
+            value = orjson.loads(line) if len(line) <= SMALL else None
+        except orjson.JSONDecodeError:
+            value = None
+        if isinstance(value, dict) and len(value) == 1:
+            [(action, said)] = value.items()
+            if action in _ACTIONS and isinstance(said, dict):
+                return self._item(action, said)
+        raise InvalidInput(
+            f"Malformed action/metadata line [{number}]",
+            field="body",
+            hint='Each document follows a line such as {"create": {"_index": "name"}}.',
+        )
+
+    def _item(self, action: str, said: Mapping[str, Any]) -> _Item:
+        index, given = said.get("_index", self._index), said.get("_id")
+        if isinstance(given, int) and not isinstance(given, bool):
+            given = str(given)
+        item = _Item(action, index if isinstance(index, str) else "")
+        if not item.index:
+            item.error = InvalidInput("index is missing", field="_index")
+        elif given is not None and not (isinstance(given, str) and 0 < len(given) <= _LONGEST_ID):
+            item.error = InvalidInput(
+                f"_id is not a string of 1 to {_LONGEST_ID} characters", field="_id"
+            )
+        else:
+            item.id = given or ""
+        return item
+
+    def _document(self, item: _Item, line: bytes) -> None:
+        try:
+            document = _parsed(line)
+            self._add(item, document, line)
+        except TooLarge:
+            raise
+        except InvalidInput as error:
+            item.error = error
+
+    def _add(self, item: _Item, document: dict[str, Any], line: bytes) -> None:
+        text = next((v for name in _MESSAGES if isinstance(v := document.get(name), str)), None)
+        time = time_of(document.get(_TIME))
+        attributes: Attributes = {}
+        _flatten(document, "", attributes, 0)
+        level = next((f for k in LEVEL_KEYS if (f := level_of(attributes.get(k)))), None)
+        place = self._rule.place(attributes, _DATE.sub("", item.index) or item.index)
+        if item.id and not self._claim(item, place.fqn, line):
+            return
+        if text is None:
+            text, attributes = line.decode("utf-8", "replace").strip(), {}
+        else:
+            attributes.pop(next(n for n in _MESSAGES if document.get(n) is text), None)
+            if not _FINE.search(attributes.get(_TIME, "")):
+                attributes.pop(_TIME, None)
+        attributes["_index"] = item.index
+        if item.id:
+            attributes["_id"] = item.id
+        item.record = self.sorter.count
+        self.sorter.add(place, text, time, level, attributes)
+
+    def _claim(self, item: _Item, fqn: str, line: bytes) -> bool:
+        """Returns true if no document with this id is known."""
+        item.name = fqn, item.index, item.id
+        item.digest = xxhash.xxh3_64_intdigest(line.strip())
+        item.known = self._ids.peek(item.name)
+        if item.known is not None:
+            return False
+        first = self.bulk.named.setdefault(item.name, len(self.bulk.items) - 1)
+        if self.bulk.items[first] is not item:
+            item.first = first
+            return False
+        return True
+
+
+def _refused_action(action: str) -> InvalidInput:
+    return InvalidInput(f"{action} is not taken: a record never changes", field="body")
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    if len(line) > SMALL and structure(line) > _MOST_IN_DOCUMENT:
+        raise InvalidInput(f"a document has more than {_MOST_IN_DOCUMENT} values", field="body")
+    try:
+        value, _ = parse(line)
+    except NotJson as error:
+        raise InvalidInput(f"failed to parse: {error}", field="body") from error
+    if not isinstance(value, dict):
+        raise InvalidInput("failed to parse: a document is an object", field="body")
+    return value
+
+
+def _flatten(value: Mapping[str, Any], prefix: str, found: Attributes, depth: int) -> None:
+    if depth > MOST_DEPTH:
+        raise InvalidInput(f"a document is nested more than {MOST_DEPTH} deep", field="body")
+    for name, item in value.items():
+        if isinstance(item, dict):
+            _flatten(item, f"{prefix}{name}.", found, depth + 1)
+        elif item is not None:
+            found[prefix + name] = value_text(item)
