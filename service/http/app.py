@@ -42,6 +42,8 @@ from service.http.errors import answer_head, api_routes, methods_of
 from service.http.listing import last_routes, listing_routes
 from service.http.live import live_routes, unfinished_routes
 from service.http.live_query import query_stream_routes
+from service.http.loki import loki_query_routes
+from service.http.loki_labels import loki_label_routes
 from service.http.pages import page_routes
 from service.http.query import router as query_routes
 from service.http.query_facets import completion_routes, count_routes, histogram_routes
@@ -523,7 +525,7 @@ def all_routers(node: NodeApi, api: HttpApi) -> list[APIRouter]:
         docs_routes(),
         web_routes(),
         version_routes(api.reported_version, version("tailrace")),
-        *(_searches(api.query) if api.query is not None else []),
+        *(_searches(api.query, node) if api.query is not None else []),
         *(
             [query_stream_routes(api.live, node, most, api.counters)]
             if api.live is not None
@@ -556,12 +558,14 @@ def documented() -> FastAPI:
     return _framework(nobody, api, str)
 
 
-def _searches(engine: Callable[[], QueryEngine]) -> list[APIRouter]:
+def _searches(engine: Callable[[], QueryEngine], node: NodeApi) -> list[APIRouter]:
     return [
         query_routes(engine),
         count_routes(engine),
         histogram_routes(engine),
         completion_routes(engine),
+        loki_query_routes(engine),
+        loki_label_routes(engine, node),
     ]
 
 

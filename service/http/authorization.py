@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.access.access import REMEMBERED_SECONDS, Access
 from service.access.audit import AuditLog
 from service.access.rules import Identity, PipelineNames
-from service.http.errors import classify
+from service.http.errors import LOKI_SEARCHES, classify
 from service.http.replies import CONNECTION
 from service.http.targets import BASE, ROOT, name, request_id
 from service.query.request import QueryRequest
@@ -88,6 +88,8 @@ _TABLE: Final[dict[str, dict[str, Need | None]]] = {
     "/api/v1/system/version": {"GET": PUBLIC},
     "/health/live": {"GET": PUBLIC},
     "/health/ready": {"GET": PUBLIC},
+    "/ready": {"GET": PUBLIC},
+    "/loki/api/v1/status/buildinfo": {"GET": PUBLIC},
     "/": {"GET": PUBLIC},
     "/page/{name}": {"GET": PUBLIC},
     "/openapi.json": {"GET": PUBLIC},
@@ -111,13 +113,15 @@ _TABLE: Final[dict[str, dict[str, Need | None]]] = {
     "/leases": {"GET": _LOOK},
     "/leases/one": {"GET": _LOOK},
 }
+_SEARCHES: Final[dict[str, Need | None]] = {"GET": _SEARCH, "POST": _SEARCH}
 _BELOW: Final[tuple[tuple[str, dict[str, Need | None]], ...]] = (
     (BASE + "/{fqn}", {"GET": _READ, "POST": INGEST, "DELETE": _DELETE}),
     (ROOT + "/progress/{fqn}/", {"GET": _READ, "PUT": INGEST}),
     (ROOT + "/unfinished/{fqn}/", {"GET": _READ, "PUT": INGEST}),
     (ROOT + "/metrics/{fqn}/", {"GET": _READ, "POST": INGEST}),
     ("/segments/{id}/", {"POST": _CONSUME}),
-    ("/query", {"GET": _SEARCH, "POST": _SEARCH}),
+    ("/query", _SEARCHES),
+    *[(path, _SEARCHES) for path in LOKI_SEARCHES],
     ("/pipelines", {"GET": _LOOK}),
 )
 

@@ -367,13 +367,16 @@ class _Unexpected:
 
 Role: TypeAlias = Literal["all", "ingest", "query"]
 _READS: Final = ("GET", "HEAD", "OPTIONS")
+_LOKI_PATHS: Final = ("query", "label", "series", "index", "detected", "patterns", "tail")
+LOKI_SEARCHES: Final = tuple([f"/loki/api/v1/{path}" for path in _LOKI_PATHS])
+"""Beginnings of the paths of Loki's API that search."""
 
 
 def refusal(role: Role, method: str, path: str) -> HttpError | None:
     """Returns the error for a request that this node's role does not serve."""
     if role == "query" and method not in _READS and path.startswith(ROOT):
         return _other("this node only reads", "all or ingest")
-    if role == "ingest" and (path == "/query" or path.startswith("/query/")):
+    if role == "ingest" and (path == "/query" or path.startswith(("/query/", *LOKI_SEARCHES))):
         return _other("this node makes no searches", "all or query")
     return None
 

@@ -18,6 +18,9 @@
     scan_copies     uncompressed copies of table files that are often searched
 
     facets          histogram, fields, values and counts
+    logql_search    LogQL as a search, and the lines that it finds
+    logql_lines     stages of LogQL on found lines
+    logql_metrics   numbers of LogQL
     context         the records around a hit
     output          replies as ndjson, text and Parquet
 

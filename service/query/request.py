@@ -54,6 +54,7 @@ from tailrace.logstore.search.conditions import (
     JsonField,
     LogfmtField,
     Matches,
+    StreamLabel,
     level_named,
     parse_moment,
     required,
@@ -154,6 +155,8 @@ def name_of(field: Field) -> str:
             return ".".join(["json", *(_quoted_unless(_PART, part) for part in path)])
         case AnyAttribute():
             return "*"
+        case StreamLabel(name):
+            return name
 
 
 def value_of(text: str) -> str:

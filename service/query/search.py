@@ -190,6 +190,8 @@ class Search:
         self.matches = 0
         self.bytes = 0
         self.last: RecordKey | None = None
+        self.skip_range: Callable[[UlidRange], bool] = lambda _: False
+        """Returns true for a range that is not to be read; asked before each of them."""
 
     def check(self) -> None:
         """Raises `InvalidInput` if a regular expression is invalid. Blocks."""
@@ -216,6 +218,9 @@ class Search:
         tile = self._left.take(self._budget)
         try:
             while tile is not None and not self._done():
+                if self.skip_range(tile):
+                    tile = self._next(0)
+                    continue
                 before = self.matches
                 self._in_last_tile = self._left.empty
                 self._note(tile)
@@ -256,16 +261,32 @@ class Search:
             self.matches += batch.column(0)[0].as_py()
         return self.matches
 
-    def totals(self, summary: Summary) -> Generator[pa.RecordBatch]:
-        """Yields the rows of the summary, range by range. Raises the errors of `batches`."""
+    def totals(self, summary: Summary, *, growing: bool = False) -> Generator[pa.RecordBatch]:
+        """Yields the rows of the summary, range by range. Raises the errors of `batches`.
+
+        The ranges are as large as they may be, or begin small and are `growing`.
+        """
         self._table.look_ahead()
-        tiles = self._tiles()
+        tiles, largest = self._tiles(), self._sizes.largest_bytes
+        budget = self._sizes.first_bytes if growing else largest
         try:
-            while (tile := tiles.take(self._sizes.largest_bytes)) is not None:
-                self._note(tile)
-                yield from self._totals(tile, summary)
+            while (tile := tiles.take(min(budget, largest))) is not None:
+                budget *= _GROWTH
+                if not self.skip_range(tile):
+                    self._note(tile)
+                    yield from self._totals(tile, summary)
         finally:
             self._table.ask_for_copies()
+
+    def own_times(self, tile: UlidRange) -> tuple[int, int] | None:
+        """Returns bounds of the own times of a range's records, in microseconds; None: unknown."""
+        if self._view.hot.size(tile) or self._view.segment_files(tile):
+            return None
+        times = [file.times for file in self._view.table_files(tile)]
+        known = [pair for pair in times if pair is not None]
+        if not known or len(known) < len(times):
+            return None
+        return min(low for low, _ in known), max(high for _, high in known)
 
     def _tiles(self) -> Tiles:
         request, after = self._request, self._after

@@ -30,6 +30,7 @@ from tailrace.logstore.segments.file_format import KEY_COLUMNS
 COLUMNS: Final = "ulid, ts, fqn, run_id, pos, level, connector_id, message, attributes, carried"
 KEY: Final = "ulid, fqn, run_id"
 
+_KIND: Final = ("r.fqn", "r.run_id", "r.level", "r.attributes")
 _POS_BITS: Final = 60
 _PATTERN: Final = re.compile(r"[*?\[]")
 
@@ -168,6 +169,60 @@ class Statement:
         union = " UNION ALL ".join(parts)
         order = self._order(*KEY_COLUMNS) + (", source, pos" if sources.copies else "")
         return f"SELECT {self._given} FROM ({union}) r{order}{cut}"  # noqa: S608
+
+    def by_time(self, sources: Scans, limit: int, live: str = "") -> str:
+        """Returns the `limit` records whose own time comes first in the order of the request."""
+        where = self._where(None) + live
+        cut = f"{self._order('ts', *KEY_COLUMNS)} LIMIT {limit:d}"
+        # Only the table has no copies, which would take the places of other records.
+        parts = [
+            f"(SELECT {COLUMNS}, {number} AS source FROM {scan}{'' if number else cut})"  # noqa: S608
+            for number, scan in sources.scans(where)
+        ]
+        return f"SELECT {COLUMNS} FROM ({self._once(parts, sources)}){cut}"  # noqa: S608
+
+    def windows(
+        self,
+        fields: Sequence[Field] | None,
+        sources: Scans,
+        live: str = "",
+        *,
+        origin_ns: int,
+        width_ns: int,
+    ) -> str:
+        """Counts records and the bytes of their messages by values and windows of own time.
+
+        The values are those of `fields` as text, or what makes the labels of a record: fqn, run,
+        level and attributes. The window with the number n ends at `origin_ns + (n+1) * width_ns`,
+        inclusive. No record is of `origin_ns` or before.
+        """
+        if not self._grouped:
+            values = _KIND if fields is None else [self._conditions.text(f) for f in fields]
+            self._grouped = [f"{value} AS v{n}" for n, value in enumerate(values)]
+        where = self._where(None) + live
+        window = f"(epoch_us(r.ts) * 1000 - {origin_ns + 1:d}) // {width_ns:d} AS number"
+        shown = ", ".join([*self._grouped, window, "strlen(r.message) AS size"])
+        key = f"{KEY}, pos, " if sources.copies else ""
+        parts = [
+            f"SELECT {key}{shown}, {number} AS source FROM {scan}"  # noqa: S608
+            for number, scan in sources.scans(where)
+        ]
+        names = ", ".join([*(f"v{n}" for n in range(len(self._grouped))), "number"])
+        counts = "count(*) AS lines, sum(size)::BIGINT AS bytes"
+        return f"SELECT {names}, {counts} FROM ({self._once(parts, sources)}) GROUP BY ALL"  # noqa: S608
+
+    def attribute_names(self, sources: Scans, live: str = "") -> str:
+        """Returns the names of attributes of records that match, each once."""
+        scans = sources.scans(self._where(None) + live)
+        union = " UNION ALL ".join([f"SELECT r.attributes FROM {scan}" for _, scan in scans])  # noqa: S608
+        return f"SELECT DISTINCT unnest(map_keys(attributes)) AS name FROM ({union})"  # noqa: S608
+
+    def _once(self, parts: Sequence[str], sources: Scans) -> str:
+        """Returns each record of the parts once, as its oldest copy."""
+        union = " UNION ALL ".join(parts)
+        if not sources.copies:
+            return union
+        return f"SELECT DISTINCT ON ({KEY}) * FROM ({union}) ORDER BY {KEY}, source, pos"  # noqa: S608
 
     def count(self, sources: Scans, after: RecordKey | None, live: str = "") -> str:
         """Counts the different records that match."""

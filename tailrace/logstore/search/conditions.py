@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from tailrace.logstore import ulid
@@ -75,7 +76,14 @@ class AnyAttribute:
     """The values of all attributes; a condition holds if it holds for one of them."""
 
 
-Field: TypeAlias = Column | Attribute | JsonField | LogfmtField | AnyAttribute
+@dataclass(frozen=True, slots=True)
+class StreamLabel:
+    """A label of the record as clients of Loki see it (see below)."""
+
+    name: str
+
+
+Field: TypeAlias = Column | Attribute | JsonField | LogfmtField | AnyAttribute | StreamLabel
 MESSAGE: Final = Column("message")
 CARRIED: Final = Column("carried")
 """It exists in lines that continue the record before them."""
@@ -523,3 +531,52 @@ def _levels_like(text: str) -> Condition:
     spelled = {LEVELS[n] for name, n in NAMES.items() if pattern.fullmatch(name.upper())}
     chosen = found or [level for level in LEVELS if level in spelled]
     return AnyOf(tuple([Is(level, LEVEL) for level in chosen]))
+
+
+# Labels of a record as clients of Loki see them.
+#
+#   pipeline         the fqn
+#   run              the run's id
+#   service_name     the attribute `service_name` or `service.name`, else the fqn
+#   detected_level   the record's level in small letters, `unknown` without one
+#   others           the record's attributes; signs that no label may have become `_`
+#
+# The first three identify a stream. An attribute that is called as a label that it cannot replace
+# gets `_extracted` behind its name, as in Loki.
+
+
+PIPELINE: Final = "pipeline"
+RUN: Final = "run"
+SERVICE: Final = "service_name"
+DETECTED_LEVEL: Final = "detected_level"
+UNKNOWN_LEVEL: Final = "unknown"
+STREAM_LABELS: Final = (PIPELINE, RUN, SERVICE)
+EXTRACTED: Final = "_extracted"
+_OWN: Final = {PIPELINE: Column("fqn"), RUN: Column("run_id")}
+_FIXED: Final = (PIPELINE, RUN, DETECTED_LEVEL)
+
+
+@lru_cache(maxsize=4096)
+def label_name(key: str) -> str:
+    """Returns the name of an attribute, or of a key in a line, as a label; empty for a blank."""
+    key = key.strip()
+    if key[:1].isdigit() and key.isascii():
+        key = f"_{key}"
+    return re.sub(r"[^a-zA-Z0-9_]", "_", key)
+
+
+def attribute_label(key: str) -> str:
+    """Returns the label that shows the attribute."""
+    name = label_name(key)
+    return name + EXTRACTED if name in _FIXED else name
+
+
+def attribute_name(label: str) -> str:
+    """Returns the name of the attribute that the label shows, as far as the label has its signs."""
+    stem = label.removesuffix(EXTRACTED)
+    return stem if stem in _FIXED else label
+
+
+def field_of_label(name: str) -> Field:
+    """Returns the field of a record that the label shows."""
+    return _OWN.get(name) or StreamLabel(name)

@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 
 from tailrace.logstore.colours import SEQUENCE
 from tailrace.logstore.search.conditions import (
+    DETECTED_LEVEL,
     MESSAGE,
+    SERVICE,
     All,
     AnyAttribute,
     AnyOf,
@@ -40,6 +42,8 @@ from tailrace.logstore.search.conditions import (
     Not,
     OneOf,
     StartsWith,
+    StreamLabel,
+    attribute_name,
     digits_of,
 )
 from tailrace.logstore.table.skip_index import Grams, SkipIndex, grams_of, ranges
@@ -424,6 +428,22 @@ class Where:
                 return self._logfmt(key)
             case AnyAttribute():
                 return "map_values(r.attributes)"
+            case StreamLabel(name):
+                return self._label(name)
+
+    def _label(self, name: str) -> str:
+        """The label's text, NULL for a record without it; an empty attribute is no label."""
+        if name == DETECTED_LEVEL:
+            return "coalesce(lower(r.level), 'unknown')"
+        key = self._bind(attribute_name(name))
+        attribute = f"r.attributes[{key}]"
+        if "_" in name:
+            spelled = r"regexp_replace(e.key, '^[0-9]', '_\0')"
+            spelled = f"regexp_replace({spelled}, '[^a-zA-Z0-9_]', '_', 'g')"
+            entries = f"list_filter(map_entries(r.attributes), lambda e: {spelled} = {key})"
+            attribute = f"coalesce({attribute}, {entries}[1].value)"
+        attribute = f"nullif({attribute}, '')"
+        return f"coalesce({attribute}, r.fqn)" if name == SERVICE else attribute
 
     def _logfmt(self, key: str) -> str:
         text = f"CASE WHEN {_COLOURED} THEN {self._seen()} ELSE r.message END"

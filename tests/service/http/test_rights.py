@@ -48,7 +48,10 @@ AUDITED = {
     ("POST", "/verify"),
 }
 MOVE_BY_ACCESS = {"tailrace_access_refused"}
-PUBLIC = {"/api/v1/system/version", "/health/live", "/health/ready"}
+PUBLIC = {
+    *("/api/v1/system/version", "/health/live", "/health/ready"),
+    *("/ready", "/loki/api/v1/status/buildinfo"),
+}
 
 
 class Operation(NamedTuple):
