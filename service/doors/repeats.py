@@ -20,7 +20,6 @@ Ids of documents (`_bulk`) are remembered in the same way, but in memory only.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
@@ -29,6 +28,7 @@ import xxhash
 
 from service.doors.settings import DoorSettings
 from service.ingest.batch import AppendReceipt, IncomingBatch
+from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.clock import Clock
 from tailrace.logstore.errors import NodeNotReady
 
@@ -43,42 +43,38 @@ class Recent(Generic[T]):
 
     def __init__(self, seconds: float, most: int, now: Callable[[], float]) -> None:
         self._seconds = seconds
-        self._most = most
         self._now = now
-        self._held: OrderedDict[Hashable, tuple[float, T]] = OrderedDict()
+        self._held: BoundedCache[Hashable, tuple[float, T]] = BoundedCache(most)
 
     def get(self, name: Hashable) -> T | None:
         """Returns the value, unless it is too old."""
         self._forget()
-        found = self._held.get(name)
+        found = self._held.peek(name)
         return None if found is None else found[1]
 
     def peek(self, name: Hashable) -> T | None:
         """Returns the value, in any thread."""
-        found = self._held.get(name)
+        found = self._held.peek(name)
         fresh = found is not None and found[0] > self._now() - self._seconds
         return found[1] if found is not None and fresh else None
 
     def put(self, name: Hashable, value: T) -> None:
         """Keeps a value under a new name."""
-        self._held[name] = self._now(), value
-        self._held.move_to_end(name)
-        if len(self._held) > self._most:
-            self._held.popitem(last=False)
+        self._held.put(name, (self._now(), value))
 
     def drop(self, name: Hashable, value: T) -> None:
         """Forgets the value under the name, if it is this one."""
-        found = self._held.get(name)
+        found = self._held.peek(name)
         if found is not None and found[1] is value:
-            del self._held[name]
+            self._held.pop(name)
 
     def _forget(self) -> None:
         limit = self._now() - self._seconds
-        while self._held:
-            name, (since, _) = next(iter(self._held.items()))
+        while len(self._held):
+            _, (since, _) = next(iter(self._held.items()))
             if since > limit:
                 return
-            del self._held[name]
+            self._held.pop_oldest()
 
 
 Storing: TypeAlias = "asyncio.Task[AppendReceipt]"
