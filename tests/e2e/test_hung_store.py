@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tailrace.cli.main import main
+from tailrace_client import Run
 from tests.e2e.hung_store import Freezer, service_over, start_all
 from tests.e2e.processes import wait_for
 from tests.e2e.service_process import BASE, ServiceProcess
@@ -284,6 +285,10 @@ def test_no_cursor_skips_what_is_stored(service: ServiceProcess, frozen: Freezer
         frozen.thaw()
         wait_for(lambda: answers_again(client))
         rest_of = {name: read_on(client, run, cursors[name]) for name, run in runs.items()}
+        for name, run in runs.items():
+            page = client.get(run, params={"after": cursors[name]})
+            again = page.json().get("again"), page.headers.get("tailrace-store")
+            assert again == ((True, "again") if name == "ours" else (None, None))
         assert rest_of["new"] == HELD[2:]
         assert rest_of["theirs"] == STORED + HELD[2:], "what another node stored comes afterwards"
         assert rest_of["ours"] == STORED + HELD, "no cursor can leave these out: all come again"
@@ -330,6 +335,8 @@ def test_a_live_stream_begins_again_if_the_store_has_lines_before(
         run, stream = f"{BASE}/followed/ours", f"{BASE}/followed/stream/ours"
         frozen.freeze()
         append(client, run, b"new 0\nnew 1\nnew 2\n")
+        tail = Run(service.url, "followed", "ours").tail()
+        assert [next(tail).message for _ in HELD] == HELD
         with client.stream("GET", stream, params={"format": "text"}) as reply:
             events = frames(reply)
             assert until(events, "text", HELD).lines == HELD
@@ -337,6 +344,9 @@ def test_a_live_stream_begins_again_if_the_store_has_lines_before(
             rest = until(events, "text", STORED + HELD)
             assert "event: again" in rest.said
             assert rest.lines == STORED + HELD
+        append(client, run, b"new 3\n")
+        found = [next(tail).message for _ in range(3)]
+        assert found == [*STORED, "new 3"], "the client leaves out what comes again"
 
 
 @pytest.mark.in_turn(3)
