@@ -159,6 +159,10 @@ log = logging.getLogger(__name__)
 _START_SECONDS = 10.0  # the longest wait of a batch for a node that is starting again
 _RELEASE_SECONDS = 5.0
 _ELSEWHERE = "Send it to another node, or later."
+_CLOSE_AGAIN = (
+    "Close the run again after the time in Retry-After, here or at another node. "
+    "A second close does no harm."
+)
 
 
 class Node(NodeBase):
@@ -441,8 +445,12 @@ class Node(NodeBase):
 
     async def close_run(self, key: RunKey) -> str:
         """Finalises a run: `closed`, or `closing` if that takes longer. Raises `NodeNotReady`."""
-        await self._until_ready()
-        return await self.run_logs.close_run(key)
+        try:
+            await self._until_ready()
+            return await self.run_logs.close_run(key)
+        except NodeNotReady as error:
+            message = f"the run is not closed, and its close is not recorded: {error}"
+            raise NodeNotReady(message, hint=_CLOSE_AGAIN) from error
 
     async def delete_run(self, key: RunKey, wanted: Wanted = always) -> None:
         """Deletes a run for good, if it is still `wanted`. Raises `Unavailable`, `Conflict`."""

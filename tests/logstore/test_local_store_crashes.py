@@ -26,7 +26,8 @@ from tailrace.logstore.errors import (
     TailraceError,
 )
 from tailrace.logstore.objects.local import LocalStore, inline
-from tailrace.logstore.objects.store import ObjectPart, ObjectStore
+from tailrace.logstore.objects.local_files import Condition, LocalFiles, Put
+from tailrace.logstore.objects.store import ObjectInfo, ObjectPart, ObjectStore
 from tests.seeds import seeds, some
 from tests.simulation.powercut import PowerCut, PowerCutFileSystem
 
@@ -266,6 +267,28 @@ def test_a_group_does_not_wait_for_another_writers_lock() -> None:
     # The simulation has no process that could release it, so the puts alone do not wait either.
     failed = {key for key, error in kept.items() if error is not None}
     assert failed == {key for key in kept if lock_of(key) == lock_of("runs/3/k")}
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_few_of_many_folders_are_remembered_and_all_are_durable(grouped: bool) -> None:
+    fs = PowerCutFileSystem()
+    files = LocalFiles("/data/store", fs, SystemClock(), Random(1), most_folders=10)
+    files.make()
+    puts = [Put(f"runs/{n}/text", NEW, Condition(True, None), {}) for n in range(60)]
+    for start in range(0, 60, 5):
+        if grouped:
+            made = files.put_all(puts[start : start + 5])
+            assert all(isinstance(info, ObjectInfo) for info in made)
+        else:
+            for put in puts[start : start + 5]:
+                files.put(put)
+        assert len(files._durable_folders) <= 10
+    after = _open(fs.reboot(1))
+    assert len(asyncio.run(_keys_of(after))) == 60
+
+
+async def _keys_of(store: ObjectStore) -> list[str]:
+    return [info.key async for info in store.list("")]
 
 
 async def _failure_of(operation: Operation, store: ObjectStore) -> TailraceError | None:

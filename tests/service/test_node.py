@@ -98,6 +98,10 @@ def test_a_new_node_takes_nothing_before_it_is_registered() -> None:
         await node.start()
         with pytest.raises(NodeNotReady):
             await clients.send(node, clock, RUN)
+        with pytest.raises(NodeNotReady, match="its close is not recorded") as refused:
+            await node.close_run(RUN)
+        assert "Close the run again" in (refused.value.hint or "")
+        assert not node.journal.state.closes
         assert [node.ready] == [False]
         assert any("not registered yet" in problem for problem in node.problems())
         faults.clear()

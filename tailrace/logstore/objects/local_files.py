@@ -308,9 +308,9 @@ def _parse(text: bytes, stat: Stat) -> KnownFile | None:
 # A group of small puts has its syncs in common: all temporary files and the parents of new folders
 # are synced together, then all files are renamed, then their folders are synced together.
 #
-# Folders are made and synced before a name is put into them. This process remembers the folders
-# that it knows to be durable. Deleting the last object of a folder removes the folder; a put whose
-# folder was removed that way makes it again.
+# Folders are made and synced before a name is put into them. This process remembers some of the
+# folders that it knows to be durable. Deleting the last object of a folder removes the folder; a
+# put whose folder was removed that way makes it again.
 #
 # Reads hold the file open, so they see one whole object, however often the key is rewritten
 # meanwhile.
@@ -322,6 +322,7 @@ _SMALL_BYTES = 16 << 10
 
 T = TypeVar("T")
 
+_MOST_FOLDERS = 4096  # each small run has one; what is forgotten costs a sync of its parent
 _NAMES = 64  # are read at a time: they cost little beside what is asked of each file
 
 
@@ -374,9 +375,19 @@ class LocalFiles:
     The folder must be made before (`make`).
     """
 
-    def __init__(self, root: str, fs: FileSystem, clock: Clock, entropy: Entropy) -> None:
+    def __init__(
+        self,
+        root: str,
+        fs: FileSystem,
+        clock: Clock,
+        entropy: Entropy,
+        *,
+        most_folders: int = _MOST_FOLDERS,
+    ) -> None:
+        """`most_folders`: so many are remembered as durable."""
         self._fs = fs
         self._clock = clock
+        self._most_folders = most_folders
         self.paths = KeyPaths(root)
         self._sidecars = Sidecars(fs, self.paths, clock, entropy)
         self._walk = Walk(fs, self.paths.root)
@@ -580,11 +591,10 @@ class LocalFiles:
         }
         for made, above in needs.items():
             if synced.issuperset(above):
-                self._durable_folders.update([made, *above])
+                self._keep_durable([made, *above])
+        lacking = {made for made, above in needs.items() if not synced.issuperset(above)}
         for one, error in zip(written, failed, strict=False):
-            if error is not None or os.path.dirname(self.paths.object(one.put.key)) not in (
-                self._durable_folders
-            ):
+            if error is not None or os.path.dirname(self.paths.object(one.put.key)) in lacking:
                 self._give_up(one)
 
     def _write_one(
@@ -755,7 +765,12 @@ class LocalFiles:
         for child, parent in reversed(list(pairwise(chain))):
             if child not in made:
                 self._fs.sync_folder(parent)
-        self._durable_folders.update(chain)
+        self._keep_durable(chain)
+
+    def _keep_durable(self, folders: Sequence[str]) -> None:
+        if len(self._durable_folders) + len(folders) > self._most_folders:
+            self._durable_folders.clear()
+        self._durable_folders.update(folders)
 
     def _chain_of(self, folder: str) -> list[str]:
         """Returns the folder and the ones above it, up to one that is durable."""
