@@ -72,7 +72,7 @@ from service.run_log.backlog import (
 )
 from service.runtime.concurrency import ChangeSignal
 from service.runtime.environment import Seams
-from service.runtime.health import Pulse
+from service.runtime.health import StallDetector
 from service.runtime.identity import NodeIdentity, TakenOver
 from service.settings import Settings
 from service.shipping.watermarks import Forked
@@ -315,7 +315,7 @@ class Membership:
         self._clock = seams.clock
         self._settings = settings
         self._every = every
-        self.pulse = Pulse(seams.clock)
+        self.stall_detector = StallDetector(seams.clock)
         self._read: tuple[Deletions, int] | None = None
         """The deletions that were read whole, and how often the process had stood still then."""
         self._reading = asyncio.Lock()
@@ -417,10 +417,15 @@ class Membership:
         register, away = self.register, _AWAY_TURNS * self._settings.refresh_seconds
         late = self._joined and register is not None and register.age_seconds > away
         read = self._read
-        return late or read is None or read[0] is not deletions or read[1] != self.pulse.stalls()
+        return (
+            late
+            or read is None
+            or read[0] is not deletions
+            or read[1] != self.stall_detector.stalls()
+        )
 
     async def _read_deletions(self, deletions: Deletions) -> None:
-        stalls = self.pulse.stalls()
+        stalls = self.stall_detector.stalls()
         await deletions.load()
         self._read = deletions, stalls
 
@@ -496,7 +501,7 @@ class Membership:
 
     async def _stay_current(self) -> None:
         while True:
-            await self.pulse.beat()
+            await self.stall_detector.beat()
             with suppress(TailraceError):  # readers of lines get the error themselves
                 await self.current(self._joining.deletions)
 

@@ -113,7 +113,7 @@ class FileCache:
         self._kept: dict[str, _CachedFile] = {}  # by path
         self._read = ReadCounts()
         self._wanted: dict[str, TableFile] = {}
-        self._aside: dict[str, float] = {}  # files not to try until a time, in seconds
+        self._skipped: dict[str, float] = {}  # files not to try until a time, in seconds
         self._searched = -_SEARCHED_SECONDS  # time of the last search, in seconds
         self._incoming = f"{folder}/{_INCOMING}{os.getpid()}-{id(self):x}"
         self._closing = Event()
@@ -181,7 +181,7 @@ class FileCache:
         """Removes the file with this path. May be called from any thread."""
         with self._changing:
             kept = self._kept.pop(path, None)
-            self._aside.pop(path, None)
+            self._skipped.pop(path, None)
             self.damaged.pop(path, None)
         if kept is not None:
             _remove(kept.place)
@@ -253,7 +253,7 @@ class FileCache:
         self._shrink()
         with self._changing:
             wanted, self._wanted = self._wanted, {}
-            gone = {*self._kept, *self._aside, *self.damaged, *wanted}.difference(files.paths())
+            gone = {*self._kept, *self._skipped, *self.damaged, *wanted}.difference(files.paths())
             removed = {path for path in self._kept if _name(path) not in there}
         for path in gone | removed:
             self.forget(path)
@@ -268,7 +268,7 @@ class FileCache:
     def _bring(self, file: TableFile, time_ms: int) -> bool:
         """Caches a file and its index, unless it is set aside; false if it does not fit."""
         kept, now = self._kept.get(file.path), self._clock.monotonic()
-        if self._aside.get(file.path, now) > now:
+        if self._skipped.get(file.path, now) > now:
             return True
         if kept is not None and kept.file_size != file.size:  # cut off while the node was down
             self.forget(file.path)
@@ -282,7 +282,7 @@ class FileCache:
         except (NotFound, _Ended):  # it left the table meanwhile, or is not wanted any more
             pass
         except (Damaged, OSError):
-            self._aside[file.path] = now + _AGAIN_SECONDS
+            self._skipped[file.path] = now + _AGAIN_SECONDS
             raise
         return True
 

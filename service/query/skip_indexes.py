@@ -106,28 +106,28 @@ class ReadIndexes(SkipIndexes):
     def __init__(self, clock: Clock, budget: int) -> None:
         self._damaged = 0
         self._clock = clock
-        self._aside: BoundedCache[str, float] = BoundedCache(budget // ENTRY_BYTES)
+        self._skipped: BoundedCache[str, float] = BoundedCache(budget // ENTRY_BYTES)
         self._changing = Lock()
 
     @property
     def damaged(self) -> int:
         return self._damaged
 
-    def _is_aside(self, path: str) -> bool:
+    def _is_skipped(self, path: str) -> bool:
         """Returns true if the index was missing or damaged a moment ago."""
         since = self._clock.monotonic() - _AGAIN_SECONDS
-        noted = self._aside.peek(path)
+        noted = self._skipped.peek(path)
         return noted is not None and noted > since
 
-    def _set_aside(self, path: str, error: Exception) -> None:
+    def _skip_for_now(self, path: str, error: Exception) -> None:
         """Notes an index that is missing or damaged."""
         with self._changing:
-            if self._is_aside(path):  # another thread noted it at the same time
+            if self._is_skipped(path):  # another thread noted it at the same time
                 return
             if isinstance(error, Damaged):
                 self._damaged += 1
                 log.warning("%s is read whole: %s", path, error)
-            self._aside.put(path, self._clock.monotonic())
+            self._skipped.put(path, self._clock.monotonic())
 
 
 class NearestIndexes(SkipIndexes):
@@ -286,7 +286,7 @@ class IndexFiles(ReadIndexes):
         with ExitStack() as opened:
             for file in files:
                 with self._excused(file.path):
-                    if not self._is_aside(file.path):
+                    if not self._is_skipped(file.path):
                         number = opened.enter_context(_open(self._place(file.path)))
                         one = _OpenIndex(number, file.size)
                         one.announce(needs)
@@ -309,9 +309,9 @@ class IndexFiles(ReadIndexes):
         except FileNotFoundError:
             pass  # another try costs nothing
         except OSError as error:
-            self._set_aside(path, Damaged(f"its skip index cannot be read: {error}"))
+            self._skip_for_now(path, Damaged(f"its skip index cannot be read: {error}"))
         except Damaged as error:
-            self._set_aside(path, error)
+            self._skip_for_now(path, error)
 
 
 @contextmanager
@@ -392,7 +392,7 @@ class FetchedIndexes(ReadIndexes):
             try:
                 found[path] = wanted(needs, index)
             except Damaged as error:
-                self._set_aside(path, error)
+                self._skip_for_now(path, error)
                 with self._changing:
                     self._kept.drop(path)
         return found
@@ -401,7 +401,7 @@ class FetchedIndexes(ReadIndexes):
         try:
             return index.lines(group)
         except Damaged as error:
-            self._set_aside(path, error)
+            self._skip_for_now(path, error)
             return None
 
     def _there(self, files: Collection[TableFile]) -> dict[str, SkipIndex]:
@@ -413,7 +413,7 @@ class FetchedIndexes(ReadIndexes):
 
         None if nothing can be fetched.
         """
-        if self._is_aside(file.path):
+        if self._is_skipped(file.path):
             return None
         with self._changing:
             if file.path not in self._coming:
@@ -432,7 +432,7 @@ class FetchedIndexes(ReadIndexes):
             body = self._get(self._place(file.path), "")
             index = parse(body, size=file.size)
         except (NotFound, Damaged) as error:
-            self._set_aside(file.path, error)
+            self._skip_for_now(file.path, error)
         except TailraceError as error:
             # The search itself uses the store and reports its error.
             log.info("the skip index of %s is not read: %s", file.path, error)

@@ -5,10 +5,10 @@ that hangs in one call never fails, counts no error and looks idle; only the age
 shows it. Ages are of the monotonic clock, so that neither a step of this node's clock nor another
 clock at the reader makes a loop look dead.
 
-**Stalls.** `Pulse` counts how often the whole process stood still: stopped by a signal, out of
-memory, or on a hanging machine. Meanwhile the process receives nothing, and others give up waiting
-for it. Its knowledge is then old, though none of its own timers has noticed yet. Code that depends
-on that compares `stalls` with its earlier value.
+**Stalls.** `StallDetector` counts how often the whole process stood still: stopped by a signal, out
+of memory, or on a hanging machine. Meanwhile the process receives nothing, and others give up
+waiting for it. Its knowledge is then old, though none of its own timers has noticed yet. Code that
+depends on that compares `stalls` with its earlier value.
 
 **Problems** are sentences for people, each with a name that stays as long as the problem
 (`HealthProblem`). A sentence may contain a duration, a number of failures, or the error of the last
@@ -106,7 +106,7 @@ BEAT_SECONDS = 1.0
 STALL_SECONDS = 3.0
 
 
-class Pulse:
+class StallDetector:
     """Counts the times that the loop did not turn for `STALL_SECONDS`."""
 
     def __init__(self, clock: Clock) -> None:

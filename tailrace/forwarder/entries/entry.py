@@ -197,7 +197,7 @@ class Chain:
             stage.flush(out)
 
     def settles(self, unit: int) -> bool:
-        """Whether a unit that is calm has nothing to do with what stages hold."""
+        """Whether a unit that nothing joins has nothing to do with what stages hold."""
         return all(stage.settles(unit) for stage in self._joining)
 
     def border(self, after: int) -> int | None:

@@ -53,7 +53,7 @@ class Language(Protocol):
         """Whether a line that does not stir it changes nothing."""
 
 
-def stirs(line: str) -> bool:
+def may_join(line: str) -> bool:
     """Whether a line can go on with the one before it, or begin a traceback, in any language."""
     return line[:1] in _STIRRING or "Traceback (" in line or "panic" in line or line[:5] == "fatal"
 

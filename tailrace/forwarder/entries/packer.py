@@ -5,8 +5,8 @@ a range may end, and makes the body of exactly that range: packing the range alo
 gives the same body. So a batch can be made again from the file after any crash, and needs no copy.
 
 If entries are lines of UTF-8 that share their attributes, whole blocks are packed at once. Anything
-else is packed entry by entry: units of the decoded text, through the stages of the source. `Calm`
-packs units at once that no stage joins. `HeaderReader` reads the header of a file.
+else is packed entry by entry: units of the decoded text, through the stages of the source.
+`FastRows` packs units at once that no stage joins. `HeaderReader` reads the header of a file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import orjson
 from tailrace.forwarder.config.source import Container, FileSource, Multiline
 from tailrace.forwarder.entries import splitting
 from tailrace.forwarder.entries.entry import Chain, Each, Entry, EntryEncoder, encode, message_of
-from tailrace.forwarder.entries.multiline import Joiner, rule_of, stirs
+from tailrace.forwarder.entries.multiline import Joiner, may_join, rule_of
 from tailrace.forwarder.entries.splitting import (
     NO_REST,
     Codec,
@@ -192,8 +192,8 @@ class HeaderReader:
 
 # Records of units that nothing joins, some at a time: the same bytes as one by one.
 #
-# `Calm.rows` looks at units from one on, at a moment when no stage holds an unfinished entry, and
-# returns the records of as many units as it recognises by their form. The others go through the
+# `FastRows.rows` looks at units from one on, at a moment when no stage holds an unfinished entry,
+# and returns the records of as many units as it recognises by their form. The others go through the
 # stages.
 
 
@@ -205,29 +205,29 @@ _CRI = re.compile(
 )
 
 
-class Calm(Protocol):
+class FastRows(Protocol):
     """Makes records of units that are entries of their own."""
 
     def rows(self, texts: Sequence[str], at: int, encoder: EntryEncoder) -> list[bytes]:
-        """Records of the units from `at` on, one of each; empty: the next one is not calm."""
+        """Records of the units from `at` on, one of each; empty: the next one has another form."""
 
 
-class CalmLines:
+class FastLineRows:
     """Fast path for lines that cannot belong to a traceback, nor can the line after them."""
 
-    def __init__(self, stirring: Callable[[str], bool], trim: Callable[[str], str]) -> None:
-        self._stirring = stirring
+    def __init__(self, may_join: Callable[[str], bool], trim: Callable[[str], str]) -> None:
+        self._may_join = may_join
         self._trim = trim
         self._known: tuple[int, list[int]] = (0, [])
 
     def rows(self, texts: Sequence[str], at: int, encoder: EntryEncoder) -> list[bytes]:
         if self._known[0] != id(texts):
-            stirring = self._stirring
-            found = [number for number, text in enumerate(texts) if stirring(text)]
+            may_join = self._may_join
+            found = [number for number, text in enumerate(texts) if may_join(text)]
             self._known = id(texts), found
-        stirred = self._known[1]
-        place = bisect_left(stirred, at)
-        end = stirred[place] if place < len(stirred) else len(texts)
+        joining = self._known[1]
+        place = bisect_left(joining, at)
+        end = joining[place] if place < len(joining) else len(texts)
         # The last one may go on behind it.
         messages = [self._trim(text) for text in texts[at : max(min(end - 1, at + SOME), at)]]
         escaped = _escaped(messages)
@@ -235,7 +235,7 @@ class CalmLines:
         return [b'{%b"message":"%b"}\n' % (head, message) for message in escaped]
 
 
-class CalmEach:
+class FastChangedRows:
     """Lines that operators change one by one, as far as no operator fails or drops one."""
 
     def __init__(
@@ -264,7 +264,7 @@ class CalmEach:
         return rows
 
 
-class CalmContainer:
+class FastContainerRows:
     """Whole lines of CRI."""
 
     def __init__(self, resource: dict[str, str], trim: Callable[[str], str]) -> None:
@@ -342,14 +342,14 @@ class Range:
         encoder: EntryEncoder,
         trim: Callable[[str], str],
         own: Own | None,
-        calm: Calm | None = None,
+        fast: FastRows | None = None,
     ) -> None:
         self._units = units
         self._chain = chain
         self._encoder = encoder
         self._trim = trim
         self._own = own
-        self._calm = calm if own is None else None
+        self._fast = fast if own is None else None
         self._rows: list[bytes] = []
         self._encoded = self._failed = 0
         self._best: tuple[int, int, int] | None = None
@@ -364,8 +364,8 @@ class Range:
         entries, feed = chain.entries, chain.feed
         size = at = number = 0
         while number < len(texts):
-            if self._calm is not None and not marks and chain.settles(number):
-                some, more = self._take_calm(number, most - size)
+            if self._fast is not None and not marks and chain.settles(number):
+                some, more = self._take_fast_rows(number, most - size)
                 number, size = number + some, size + more
                 at = nexts[number - 1] if number else 0
             if marks and number in marks:
@@ -390,18 +390,18 @@ class Range:
             self._look(number - 1)
         return self._taken() if self._best is not None else None
 
-    def _take_calm(self, at: int, most: int) -> tuple[int, int]:
+    def _take_fast_rows(self, at: int, most: int) -> tuple[int, int]:
         """Takes units from `at` on at once: how many, never the last one, and their bytes."""
-        assert self._calm is not None
+        assert self._fast is not None
         total = 0
         number = at
-        while self._calm is not None and number < len(self._units.texts) - 1:
-            rows = self._calm.rows(self._units.texts, number, self._encoder)
+        while self._fast is not None and number < len(self._units.texts) - 1:
+            rows = self._fast.rows(self._units.texts, number, self._encoder)
             rows = rows[: len(self._units.texts) - 1 - number]
             sizes = list(accumulate(map(len, rows), initial=total))
             fitting = bisect_right(sizes, most) - 1
             if fitting < len(rows):
-                rows, self._calm = rows[: max(fitting, 0)], None  # enough
+                rows, self._fast = rows[: max(fitting, 0)], None  # enough
             if not rows:
                 break
             size = sizes[len(rows)] - total
@@ -634,8 +634,8 @@ class EntryPacker:
         chain = Chain([make(file) for make in self._makers])
         whole = final or len(data) >= self.longest
         own = self._own(text, found.nexts, start, decoded.lead) if self._numbered else None
-        calm = self._calm(file) or _each_alone(chain, self._trim)
-        taken = Range(found, chain, encoder, self._trim, own, calm).run(most, final=whole)
+        fast = self._fast_rows_of(file) or _each_alone(chain, self._trim)
+        taken = Range(found, chain, encoder, self._trim, own, fast).run(most, final=whole)
         if taken is None:
             if final:  # bytes that are no unit, such as half a character
                 return Packed(_moved(start, len(data)), b"", "application/x-ndjson", 0)
@@ -670,18 +670,18 @@ class EntryPacker:
             failed=taken.failed,
         )
 
-    def _calm(self, file: FileFacts) -> Calm | None:
+    def _fast_rows_of(self, file: FileFacts) -> FastRows | None:
         """The fast path that recognises whole lines by their form; None if other steps follow."""
         operators, multiline = self._source.operators, self._source.multiline
         if not operators and multiline is not None and multiline.builtin:
-            return CalmLines(stirs, _trim(self._source))
+            return FastLineRows(may_join, _trim(self._source))
         container = operators[0] if len(operators) == 1 and multiline is None else None
         if not isinstance(container, Container) or container.format == "docker":
             return None
         if container.if_ is not None or container.severity is not None:
             return None
         metadata = pod_of(file.path) if container.add_metadata_from_filepath else {}
-        return CalmContainer(metadata, _trim(self._source, within=True))
+        return FastContainerRows(metadata, _trim(self._source, within=True))
 
     def _same(self, text: str, found: Units, count: int, inside: int) -> bool:
         """Whether the units would be the same if the text ended with them."""
@@ -711,10 +711,10 @@ class EntryPacker:
         return own
 
 
-def _each_alone(chain: Chain, trim: Callable[[str], str]) -> Calm | None:
+def _each_alone(chain: Chain, trim: Callable[[str], str]) -> FastRows | None:
     """For operators that change entries one by one; nothing else may be among the stages."""
     changes = chain.changes
-    return CalmEach(changes, trim) if changes else None
+    return FastChangedRows(changes, trim) if changes else None
 
 
 def _looks(units: Units, number: int) -> tuple[int, bool, bool]:

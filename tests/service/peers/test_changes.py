@@ -9,7 +9,7 @@ import pytest
 
 from service.node import Node
 from service.run_log.listing import RunFilter
-from service.runtime.health import STALL_SECONDS, Pulse
+from service.runtime.health import STALL_SECONDS, StallDetector
 from tailrace.logstore import keys
 from tailrace.logstore.batch import RunKey
 from tailrace.logstore.clock import Clock
@@ -344,7 +344,7 @@ def test_a_node_that_stood_still_for_a_moment_reads_the_deletions_before_it_sear
         await clock.sleep(1.0)
         await world.clients.send(b, clock, RUN)
         late = LateClock(clock)
-        b.members.pulse = Pulse(late)
+        b.members.stall_detector = StallDetector(late)
         await b.members.current(b.run_logs.deletions)
         board.sever("a-1", "b-2")
         await a.delete_run(RUN)

@@ -125,7 +125,7 @@ async def test_two_searches_that_come_upon_damage_count_it_once(
     indexes = indexes_of(world, clock)
     for now, damaged in ((0, 1), (0, 1), (61, 2)):
         await clock.advance(now - clock.monotonic())
-        indexes._set_aside(file.path, Damaged("it is not as it was"))
+        indexes._skip_for_now(file.path, Damaged("it is not as it was"))
         assert indexes.damaged == damaged
 
 
