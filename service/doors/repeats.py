@@ -49,8 +49,7 @@ class Recent(Generic[T]):
     def get(self, name: Hashable) -> T | None:
         """Returns the value, unless it is too old."""
         self._forget()
-        found = self._held.peek(name)
-        return None if found is None else found[1]
+        return self.peek(name)
 
     def peek(self, name: Hashable) -> T | None:
         """Returns the value, in any thread."""
@@ -71,7 +70,7 @@ class Recent(Generic[T]):
     def _forget(self) -> None:
         limit = self._now() - self._seconds
         while len(self._held):
-            _, (since, _) = next(iter(self._held.items()))
+            since, _ = next(iter(self._held.values()))
             if since > limit:
                 return
             self._held.pop_oldest()
