@@ -54,6 +54,8 @@ def _is_there(mentioned: str, path: Path) -> bool:
     folders = [folder for folder in path.parents if ROOT in {folder, *folder.parents}]
     if path.suffix == ".md":
         folders += [ROOT / "tests", ROOT / "tests" / "openmetadata"]
+        if f"\n```python\n# {mentioned}\n" in path.read_text():  # a tutorial's reader saves it
+            return True
     return any((folder / mentioned).exists() for folder in folders)
 
 

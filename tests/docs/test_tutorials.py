@@ -2,10 +2,10 @@
 
 Blocks marked `sh`, `python` or `sql` run in order, in one shell of their own for each page, in a
 folder whose `data` is that of a running service. The service's address takes the place of
-`127.0.0.1:8790`. A `python` block that begins with `# NAME.py` is saved as that file, any other is
-run; a `sql` block goes to `ask.py`, which its page has saved. Blocks of another kind, such as
-`console`, are shown to people only. A `text` block is all that the block before it prints: `…`
-stands for any text within a line, and alone on a line for any lines.
+`127.0.0.1:8790`. A `python` block that begins with the comment of a file's name is saved as that
+file, any other is run; a `sql` block goes to the program that its page has saved so. Blocks of
+another kind, such as `console`, are shown to people only. A `text` block is all that the block
+before it prints: `…` stands for any text within a line, and alone on a line for any lines.
 """
 
 from __future__ import annotations
