@@ -29,6 +29,11 @@ ROOT = Path(__file__).parents[2]
 START = ROOT / "docs" / "start"
 DOCUMENTED = "127.0.0.1:8790"
 SECONDS = 300
+# A loaded machine may need longer than the default to deliver a command's last lines.
+WAITING = """tailrace() {
+    if [ "$1" = run ]; then shift; set -- run --exit-seconds 120 "$@"; fi
+    command tailrace "$@"
+}"""
 BLOCK = re.compile(
     r"^```(sh|python|sql)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE
 )
@@ -78,7 +83,7 @@ def follow(page: Path, service: ServiceProcess, folder: Path, cwd: Path | None =
     """Does what the page says, in `folder` or `cwd`, and compares what is printed with the page."""
     (folder / "data").symlink_to(service.data)
     asked = blocks(page)
-    script = ["set -e"]
+    script = ["set -e", WAITING]
     for number, block in enumerate(asked):
         path = folder / f".block-{number}"
         path.write_text(block.code.replace(DOCUMENTED, service.url.removeprefix("http://")))
