@@ -117,6 +117,8 @@ _CASES = [
     for mode in GenerationMode
     # Nothing wrong can be given to what takes nothing; any string is a name.
     if mode.is_positive or _takes_something(operation)
+    # Bytes of other protocols cannot be made up from a schema: tests/service/doors, tests/fuzz.
+    if operation.path not in OPERATIONS
 ]
 
 
@@ -157,9 +159,7 @@ def _ask(case: Case[Any], service: ServiceProcess) -> None:
         sent = {**given, "headers": kept | ({} if token is None else _bearer(token))}
         streams = case.operation.path.endswith(_STREAMS)
         with requests.request(**sent, stream=streams, timeout=120) as reply:
-            if reply.status_code >= 400 and case.operation.path in OPERATIONS:
-                assert reply.status_code in (*range(400, 500), 503), (sent, reply.text)
-            elif reply.status_code >= 400:
+            if reply.status_code >= 400:
                 problem = reply.json()
                 assert reply.headers["content-type"] == "application/problem+json", sent
                 assert problem["code"] == reply.status_code, sent
