@@ -137,7 +137,9 @@ def loggers_of(
 
 
 def _level(text: str, line: int, say: Callable[[int, str], None]) -> str | None:
-    level = text.upper()
+    level = default_of(text).upper()
+    if level != text.upper():
+        say(line, f"the level is {level}, whatever the environment says")
     if level in ("", "INHERITED", "NULL"):
         return None
     if level not in ("ALL", "OFF", *LEVELS):
@@ -175,6 +177,18 @@ def _above(name: str) -> Iterable[str]:
         yield name
 
 
+# Variables: `${NAME}` and `${NAME:-default}`.
+
+
+_DEFAULT_VALUE: Final = r"(?:[^{}]|\$\{(?:[^{}]|\$\{[^{}]*\})*\})*"  # with variables in it
+_VARIABLE: Final = re.compile(r"\$\{([^{}:]+)(?::-(" + _DEFAULT_VALUE + r"))?\}")
+
+
+def default_of(text: str) -> str:
+    """The text with the defaults of its variables in their places; others stay."""
+    return _VARIABLE.sub(lambda one: one[0] if one[2] is None else default_of(one[2]), text)
+
+
 # logback's files, rolling and triggering policies as keys of `rolling_file`.
 
 
@@ -182,12 +196,21 @@ Say = Callable[[int, str], None]
 Text = Callable[[Element], str]
 _DATE: Final = re.compile(r"%d(?:\{([^}]*)\})?")
 _SIZE: Final = re.compile(r"\s*([0-9]+)\s*(?:([kmg])b?)?\s*", re.IGNORECASE)
-_PERIODS: Final = (("m", 60, "1m"), ("H", 3600, "1h"), ("d", 86400, "1d"))
+_DAY: Final = 86400
+_PERIODS: Final = (
+    *(("s", 1, "1s"), ("m", 60, "1m"), ("HhKk", 3600, "1h"), ("a", _DAY // 2, "12h")),
+    *(("dDEFu", _DAY, "1d"), ("wW", 7 * _DAY, "1d"), ("ML", 31 * _DAY, "1d")),
+    ("yY", 366 * _DAY, "1d"),
+)
+"""Letters of a date, the longest period of which they name each one, and how files are rolled."""
 _NEVER: Final = "1024GiB"
 
 
 def size_of(text: str) -> str:
     """A size as logback writes it, in our units; what is none stays as it is."""
+    variable = _VARIABLE.fullmatch(text)
+    if variable is not None and variable[2] is not None:
+        return f"${{{variable[1]}:-{size_of(variable[2])}}}"
     found = _SIZE.fullmatch(text)
     if found is None:
         return text
@@ -253,26 +276,40 @@ class Files:
         keys: dict[str, Any] = {}
         known = ("fileNamePattern", "maxFileSize", "timeBasedFileNamingAndTriggeringPolicy")
         pattern = policy.child("fileNamePattern")
-        seconds = self._period(pattern)[0] if pattern is not None else 86400
+        seconds = self._period(pattern)[0] if pattern is not None else _DAY
         for one in policy.children:
             if one.tag == "maxHistory":
-                count = _number(self._text(one))
-                keys["keep_for"] = f"{count * seconds}s" if isinstance(count, int) else count
+                count = self._default(one)
+                if not count.isdigit():
+                    self._say(one.line, f"maxHistory is {count!r}: files are kept")
+                elif int(count):
+                    keys["keep_for"] = f"{int(count) * seconds}s"
             elif one.tag == "totalSizeCap":
                 keys["keep_bytes"] = size_of(self._text(one))
             elif one.tag not in known:
                 self._say(one.line, f"<{one.tag}> has no counterpart")
         return keys
 
+    def _default(self, one: Element) -> str:
+        """The text with the defaults of its variables, whatever the environment says."""
+        text = self._text(one)
+        default = default_of(text)
+        if default != text:
+            self._say(one.line, f"<{one.tag}> is {default}, whatever the environment says")
+        return default
+
     def _period(self, pattern: Element) -> tuple[int, str]:
         """How long a period is, in seconds and as a key."""
         dates = [one for one in _DATE.findall(self._text(pattern)) if not one.endswith("aux")]
         form = dates[0] if dates else "yyyy-MM-dd"
-        for letter, seconds, text in _PERIODS:
-            if letter in re.sub(r"'[^']*'", "", form or "yyyy-MM-dd"):
+        letters = set(re.sub(r"'[^']*'", "", form.partition(",")[0] or "yyyy-MM-dd"))
+        for some, seconds, text in _PERIODS:
+            if letters.intersection(some):
+                if seconds > _DAY:
+                    self._say(pattern.line, f"files are rolled every day, not by {form!r}")
                 return seconds, text
-        self._say(pattern.line, f"files are rolled every day, since {form!r} has no shorter period")
-        return 86400, "1d"
+        self._say(pattern.line, f"files are rolled every day, since {form!r} names no period")
+        return _DAY, "1d"
 
     def _named(self, pattern: Element, path: str, *, window: bool) -> dict[str, Any]:
         """What the name of rolled files says beside the name."""
@@ -399,8 +436,6 @@ def _unescaped(text: str, start: int) -> Iterator[tuple[int, str]]:
 # The conversion of a whole configuration.
 
 
-_DEFAULT_VALUE: Final = r"(?:[^{}]|\$\{(?:[^{}]|\$\{[^{}]*\})*\})*"  # with variables in it
-_VARIABLE: Final = re.compile(r"\$\{([^{}:]+)(?::-(" + _DEFAULT_VALUE + r"))?\}")
 _PROPERTIES: Final = {
     "log.process.pipeline.event.delay.ms": "event_delay_ms",
     "log.process.pipeline.checkpoint.interval.ms": "checkpoint_interval_ms",
@@ -408,7 +443,9 @@ _PROPERTIES: Final = {
 }
 _RATIO: Final = "log.process.pipeline.auto.buffer.ratio"
 _OURS: Final = "log.process.pipeline."
-_HANDLED: Final = ("property", "variable", "appender", "logger", "root", "contextName")
+_HANDLED: Final = (
+    *("property", "variable", "springProperty", "appender", "logger", "root", "contextName"),
+)
 _WITHOUT_TEXT: Final = ("configuration", "appender", "logger", "root", "encoder")
 _JSON: Final = ("JsonEncoder", "LogstashEncoder", "JsonLayout")
 
@@ -438,6 +475,7 @@ class _Conversion:
         self._root = root
         self._remarks: list[Remark] = []
         self._variables: dict[str, str] = {}
+        self._defaults: dict[str, str] = {}
         self._line = root.line
 
     def run(self, name: str) -> Converted:
@@ -473,12 +511,18 @@ class _Conversion:
 
     def _properties(self) -> dict[str, Any]:
         settings: dict[str, Any] = {}
-        for one in self._root.all("property", "variable"):
-            name, value = one.attributes.get("name"), one.attributes.get("value")
+        for one in self._root.all("property", "variable", "springProperty"):
+            name = one.attributes.get("name")
+            value = one.attributes.get("defaultValue" if one.tag == "springProperty" else "value")
             if name is None or value is None:
                 self._say(one.line, f"<{one.tag}> without name and value is not read")
                 continue
             self._line = one.line
+            if one.tag == "springProperty":
+                self._defaults[name] = self._text(value)
+                source = one.attributes.get("source", "")
+                self._say(one.line, f"{name} is {value!r} or in the environment, not {source}")
+                continue
             self._variables[name] = self._text(value)
             if not name.startswith(_OURS):
                 continue
@@ -501,7 +545,7 @@ class _Conversion:
             known = self._variables.get(name)
             if known is not None:
                 return known
-            default = None if found[2] is None else self._text(found[2])
+            default = self._defaults.get(name) if found[2] is None else self._text(found[2])
             if default is not None and not re.fullmatch(r"[A-Za-z_]\w*", name):
                 return default
             left = "${" + name + ("" if default is None else f":-{default}") + "}"
@@ -512,7 +556,8 @@ class _Conversion:
                     f" write ${{{name}}} there, and set it",
                 )
             else:
-                self._say(self._line, f"{left} is not defined here: the environment has to")
+                need = "has to" if default is None else "can"
+                self._say(self._line, f"{left} is not defined here: the environment {need}")
             return left
 
         return _VARIABLE.sub(value, text)
@@ -623,7 +668,10 @@ class _Conversion:
         for each in one.all("filter"):
             kind = each.attributes.get("class", "").rpartition(".")[2]
             level = each.child("level")
-            name = "" if level is None else self._value(level).upper()
+            given = "" if level is None else self._value(level)
+            name = default_of(given).upper()
+            if name != given.upper():
+                self._say(each.line, f"the level is {name}, whatever the environment says")
             answers = [self._value(a).upper() for a in each.all("onMatch", "onMismatch")]
             if kind == "ThresholdFilter" and name in LEVELS:
                 found["level"] = name

@@ -14,6 +14,7 @@ from tailrace.logstore.errors import InvalidInput
 from tailrace.pipelines.appenders.registry import AppenderRegistry
 from tailrace.pipelines.definition import parse
 from tailrace.pipelines.logback import convert, converted
+from tailrace.pipelines.section import parsed
 from tests.pipelines.events import events
 
 
@@ -210,6 +211,61 @@ def test_files_that_are_named_by_day_alone_are_so_here() -> None:
     assert found["filter"] == {"where": "level:INFO"}
     assert "roll_every" not in found
     assert remarks == []
+
+
+@pytest.mark.parametrize(
+    ("date", "history", "keep_for", "roll_every"),
+    [
+        ("%d{yyyy-MM}", "24", 24 * 31 * 86_400, "1d"),
+        ("%d{yyyy-ww}", "52", 52 * 7 * 86_400, "1d"),
+        ("%d{yyyy}", "2", 2 * 366 * 86_400, "1d"),
+        ("%d{yyyy-DDD}", "30", 30 * 86_400, "1d"),
+        ("%d", "30", 30 * 86_400, "1d"),
+        ("%d{yyyy-MM-dd, Europe/Madrid}", "30", 30 * 86_400, "1d"),
+        ("%d{yyyy-MM-dd'T'HHmm}", "60", 3_600, "1m"),
+        ("%d{yyyyMMdd-hh}", "24", 86_400, "1h"),
+        ("%d{yyyy/MM, aux}/%d{yyyy-MM-dd_HH}", "5", 5 * 3_600, "1h"),
+        ("%d{yyyy-MM-dd}", "${DAYS:-30}", 30 * 86_400, "1d"),
+        ("%d{yyyy-MM-dd}", "${DAYS}", None, "1d"),
+        ("%d{yyyy-MM-dd}", "0", None, "1d"),
+    ],
+)
+def test_files_are_kept_as_long_as_logback_keeps_them(
+    date: str, history: str, keep_for: int | None, roll_every: str
+) -> None:
+    found, _ = appender(
+        "RollingFileAppender",
+        f"""<file>/log/a.log</file>
+<rollingPolicy class="ch.qos.logback.core.rolling.TimeBasedRollingPolicy">
+  <fileNamePattern>/log/a.{date}.log</fileNamePattern><maxHistory>{history}</maxHistory>
+</rollingPolicy>""",
+    )
+    assert found.get("keep_for") == (None if keep_for is None else f"{keep_for}s")
+    assert found["roll_every"] == roll_every
+
+
+def test_defaults_of_variables_keep_their_meaning() -> None:
+    made = convert(
+        b"""<configuration>
+<springProperty name="LOG_DIR" source="logging.file.path" defaultValue="logs"/>
+<appender name="A" class="x.RollingFileAppender"><file>${LOG_DIR}/${ELSE:-a}.log</file>
+<filter class="x.ThresholdFilter"><level>${LOWEST:-warn}</level></filter>
+<rollingPolicy class="x.SizeAndTimeBasedRollingPolicy"><maxFileSize>${SIZE:-10MB}</maxFileSize>
+<fileNamePattern>${LOG_DIR}/a.%d.%i.log</fileNamePattern></rollingPolicy></appender>
+<root level="${ROOT_LEVEL:-info}"><appender-ref ref="A"/></root></configuration>""",
+        "logback",
+    )
+    text = yaml.safe_dump(dict(made.content))
+    parse(parsed(text, {}), AppenderRegistry())
+    assert parsed(text, {"LOG_DIR": "/x"})["appenders"][0]["dir"] == "/x"
+    remarks = [(one.line, one.what) for one in made.remarks]
+    (found,) = made.content["appenders"]
+    assert found["filter"] == {"level": "WARN", "loggers": {"root": "INFO"}}
+    assert (found["dir"], found["path"]) == ("${LOG_DIR:-logs}", "${ELSE:-a}.log")
+    assert found["max_file_size"] == "${SIZE:-10MiB}"
+    assert {(2, "LOG_DIR is 'logs' or in the environment, not logging.file.path")} < set(remarks)
+    assert (4, "the level is WARN, whatever the environment says") in remarks
+    assert (7, "the level is INFO, whatever the environment says") in remarks
 
 
 def test_wrappers_and_thresholds() -> None:
