@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from tailrace.logstore.search.conditions import (
     DETECTED_LEVEL,
+    EXACT_TIME,
     EXTRACTED,
     PIPELINE,
     RUN,
@@ -52,19 +53,17 @@ Attribute: TypeAlias = tuple[str, str | None]
 class LogLine:
     """A line with its labels: those of its record (`base`), and those that a parser `parsed`."""
 
-    __slots__ = ("base", "details", "error", "line", "parsed", "ts_us")
+    __slots__ = ("base", "details", "error", "line", "parsed", "ts_ns", "ts_us")
 
-    def __init__(self, ts_us: int, line: str, base: Mapping[str, str]) -> None:
+    def __init__(
+        self, ts_us: int, line: str, base: Mapping[str, str], ts_ns: int | None = None
+    ) -> None:
         self.ts_us = ts_us
+        self.ts_ns = ts_us * _NANOSECONDS if ts_ns is None else ts_ns
         self.line = line
         self.base = base
         self.parsed: dict[str, str] = {}
         self.error = self.details = ""
-
-    @property
-    def ts_ns(self) -> int:
-        """Returns the line's own time in nanoseconds."""
-        return self.ts_us * _NANOSECONDS
 
     def get(self, name: str) -> str | None:
         """Returns the value of a label, None without it."""
@@ -122,7 +121,7 @@ class RecordLines:
         columns = [batch.column(name).to_pylist() for name in names]
         messages = batch.column("message").to_pylist()
         for ts, message, *kind in zip(times, messages, *columns, strict=True):
-            yield LogLine(ts, message, self.labels(*kind))
+            yield LogLine(ts, message, self.labels(*kind), _exact_time(ts, kind[-1]))
 
     def labels(
         self, fqn: str, run: str, level: str | None, pairs: Sequence[Attribute] | None
@@ -136,6 +135,14 @@ class RecordLines:
                 self._known.clear()
             base = self._known[kind] = record_labels(fqn, run, level, attributes)
         return base
+
+
+def _exact_time(ts_us: int, pairs: Sequence[Attribute] | None) -> int | None:
+    """Returns the nanoseconds of a line whose attributes have them, for the same microsecond."""
+    for key, value in pairs or ():
+        if key == EXACT_TIME and value and value.isdecimal() and len(value) < 20:
+            return int(value) if int(value) // _NANOSECONDS == ts_us else None
+    return None
 
 
 _REMEMBERED: Final = 10_000

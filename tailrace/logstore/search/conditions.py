@@ -552,6 +552,8 @@ DETECTED_LEVEL: Final = "detected_level"
 UNKNOWN_LEVEL: Final = "unknown"
 STREAM_LABELS: Final = (PIPELINE, RUN, SERVICE)
 EXTRACTED: Final = "_extracted"
+EXACT_TIME: Final = "time_unix_nano"
+"""The attribute of a pushed line whose time has nanoseconds; it is no label."""
 _OWN: Final = {PIPELINE: Column("fqn"), RUN: Column("run_id")}
 _FIXED: Final = (PIPELINE, RUN, DETECTED_LEVEL)
 
@@ -566,8 +568,10 @@ def label_name(key: str) -> str:
 
 
 def attribute_label(key: str) -> str:
-    """Returns the label that shows the attribute."""
+    """Returns the label that shows the attribute; empty if none does."""
     name = label_name(key)
+    if name == EXACT_TIME:
+        return ""
     return name + EXTRACTED if name in _FIXED else name
 
 

@@ -123,6 +123,17 @@ async def test_every_label_selects(client: httpx.AsyncClient) -> None:
             assert lines(await found(client, query, direction=direction)) == expected, query
 
 
+async def test_a_pushed_line_keeps_its_nanoseconds(tmp_path: Path) -> None:
+    world, at_us = World(tmp_path), (END_S - 60) * 1_000_000
+    exact = {"time_unix_nano": f"{at_us * 1_000 + 789}", "app": "web"}
+    meta = RecordMeta([2], [at_us], [None], [exact])
+    world.hot([(KEY, ulid.lowest_at(NOW_MS), b"x\n", None, meta)], known=False)
+    async with engine_of(world) as engine, client_of(engine) as client:
+        (stream,) = await found(client, '{app="web"}')
+        assert stream["values"] == [[exact["time_unix_nano"], "x"]]
+        assert "time_unix_nano" not in stream["stream"]
+
+
 async def test_a_limit_takes_the_first_by_time_though_others_arrived_first(tmp_path: Path) -> None:
     """Files whose times come later than all that was found are left out."""
     world = World(tmp_path)
@@ -221,6 +232,7 @@ REFUSED: Sequence[tuple[str, dict[str, str], str]] = (
     ("/query_range", {"query": RATE, "step": "x"}, 'cannot parse "x" to a valid duration'),
     ("/query_range", {"query": RATE, "start": "1", "step": "1"}, "exceeded maximum resolution of"),
     ("/query", {"query": LINE}, "log queries are not supported as an instant query type"),
+    ("/tail", {"query": LINE}, "tail is not supported by Tailrace (Follow a search by"),
     ("/series", {}, "0 matcher groups given"),
     ("/series", {"match[]": RATE}, "parse error : only label matchers are supported"),
     ("/label/a-b/values", {}, "invalid label name 'a-b'"),
@@ -232,7 +244,7 @@ REFUSED: Sequence[tuple[str, dict[str, str], str]] = (
 async def test_errors_are_lokis_lines_of_text(client: httpx.AsyncClient) -> None:
     for path, asked, message in REFUSED:
         replies = [await client.get(AT + path, params=asked)]
-        if "/label/" not in path:
+        if "/label/" not in path and path != "/tail":
             replies.append(await client.post(AT + path, data=asked))
         for response in replies:
             assert response.status_code == 400, path
