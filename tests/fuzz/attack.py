@@ -59,10 +59,11 @@ class Attack:
                 continue
             for status, body in found:
                 self.statuses[status] += 1
-                if status == 503 and any(f" {path} " in shot.name for path in OPERATIONS):
-                    continue  # doors say it in the shapes of their protocols
-                if status >= 500 and (kind := _kind(body)) not in AWAY:
-                    self.defects.append(f"{shot.name}: {status} {kind}: {body[:500]!r}")
+                # Doors say it in the shapes of their protocols, and a reply to HEAD has no body.
+                bare = shot.is_head or any(f" {path} " in shot.name for path in OPERATIONS)
+                away = (bare and status == 503) or _kind(body) in AWAY
+                if status >= 500 and not away:
+                    self.defects.append(f"{shot.name}: {status} {_kind(body)}: {body[:500]!r}")
 
     def _drip(self, count: int) -> None:
         with ExitStack() as stack:

@@ -1,10 +1,11 @@
 """A client beside an attack: what it waits for, and what a process holds meanwhile.
 
-A probe asks again and again, in a process of its own: a cheap route, an append, and a live stream
-that has to show the line. A wait is told in two ways. `waited` is the time by the clock, without
-the time for which the machine let the service's event loop, or the probe itself, wait for a
-processor. `held` is the processor's time that the loop's thread took meanwhile: what one callback
-holds, however slow or busy the machine is.
+A probe asks again and again, in a process of its own: one thread a cheap route, another one an
+append, and a live stream that has to show the line. A wait is told in two ways. `waited` is the
+time by the clock, without the time for which the service's threads, or the probe itself, were
+ready and had no processor. `held` is the processor's time that the loop's thread took meanwhile.
+For the cheap route that is what callbacks hold, however slow or busy the machine is. An append and
+a stream also wait for the disk, and the loop works for others meanwhile.
 
     python -m tests.fuzz.probe URL PID TOKEN     until its input ends; the worst of each as JSON
 """
@@ -18,6 +19,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -113,6 +116,18 @@ def own_bytes(pid: int) -> int:
     )
 
 
+def delayed(pid: int) -> float:
+    """Seconds for which threads of a process waited for a processor, together.
+
+    The loop also waits for a thread that holds the interpreter's lock and has no processor.
+    """
+    found = 0.0
+    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            found += int(path.read_text().split()[1]) / 1e9
+    return found
+
+
 def scheduled(thread: int | str = "thread-self") -> tuple[float, float]:
     """Seconds for which a process's first thread has run, and waited for a processor."""
     run, delayed, _ = Path(f"/proc/{thread}/schedstat").read_text().split()
@@ -138,8 +153,10 @@ class _Asking:
                         self._shown += line.count(self._mark)
                         self._came.notify()
 
-    def ask(self, number: int) -> None:
+    def ask_live(self) -> None:
         self._timed("live", lambda: self._client.get("/health/live").raise_for_status())
+
+    def ask(self, number: int) -> None:
         line = f"{self._mark}\n".encode()
         self._timed(
             "append",
@@ -154,15 +171,15 @@ class _Asking:
             assert self._came.wait_for(lambda: self._shown >= count, _TIMEOUT_SECONDS)
 
     def _timed(self, what: str, act: Callable[[], object]) -> None:
-        ran, delayed = scheduled(self._loop)
+        ran, behind = scheduled(self._loop)[0], delayed(self._loop)
         late = scheduled()[1]
         begun = time.monotonic()
         act()
         passed = time.monotonic() - begun
-        run_after, delayed_after = scheduled(self._loop)
         late = scheduled()[1] - late
-        waited = max(passed - (delayed_after - delayed) - late, 0.0)
-        self.waits[what] = self.waits.get(what, Wait()).worst(waited, run_after - ran)
+        waited = max(passed - max(delayed(self._loop) - behind, 0.0) - late, 0.0)
+        held = scheduled(self._loop)[0] - ran
+        self.waits[what] = self.waits.get(what, Wait()).worst(waited, held)
 
 
 def main(url: str, pid: str, token: str) -> None:
@@ -174,14 +191,24 @@ def main(url: str, pid: str, token: str) -> None:
         over.set()
 
     threading.Thread(target=until_it_ends, daemon=True).start()
+
+    def live() -> None:
+        """All the time, so that no turn of the loop that takes long is missed."""
+        while not over.wait(_PAUSE_SECONDS):
+            asking.ask_live()
+
     threading.Thread(target=asking.follow, daemon=True).start()
+    asking.ask_live()
     asking.ask(1)
     asking.waits.clear()  # the first ones open connections
-    print("asks", flush=True)
-    number = 1
-    while not over.wait(_PAUSE_SECONDS):
-        number += 1
-        asking.ask(number)
+    with ThreadPoolExecutor(1) as pool:
+        living = pool.submit(live)
+        print("asks", flush=True)
+        number = 1
+        while not over.wait(_PAUSE_SECONDS):
+            number += 1
+            asking.ask(number)
+        living.result()
     print(json.dumps({what: vars(wait) for what, wait in asking.waits.items()}), flush=True)
 
 
