@@ -45,7 +45,7 @@ dev: ## Make .venv with the tools for tests and checks
 test: dev ## All tests that this machine can run, PROCESSES=4; CI=true: leaving one out is a failure
 	@$(PY) -m pytest --numprocesses $(PROCESSES) --dist worksteal $(ARGS)
 
-check: dev $(NPM) ## Lint, types, layers, the page's files, the documents' links, Dockerfile, compose file, uvicorn's newest release
+check: dev $(NPM) ## Lint, types, layers, the page's files, the documents' links and sentences, Dockerfile, compose file, uvicorn's newest release
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
 	@.venv/bin/lint-imports --no-logo
@@ -53,6 +53,7 @@ check: dev $(NPM) ## Lint, types, layers, the page's files, the documents' links
 	@.venv/bin/hadolint Dockerfile
 	@.venv/bin/yamllint --strict docker-compose.yml .github
 	@.venv/bin/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
+	@$(PY) -m docs.prose
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet
 	@.ci/newest-uvicorn
 	@.venv/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/ci.yml
