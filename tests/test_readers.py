@@ -39,7 +39,8 @@ LINES = [
 ROWS = [("shop.orders", "run-1", 30), ("shop.orders", "run-2", 20), ("shop.über", "run 1", 7)]
 
 
-async def _take_in(settings: StoreSettings) -> None:
+async def take_in(settings: StoreSettings) -> None:
+    """All segments of a store into its table, without a Spark."""
     async with open_store(settings, SystemClock(), system_entropy(), Disk()) as store:
         await ingest(store, open_table(settings))
 
@@ -71,7 +72,7 @@ def folder(tmp_path: Path) -> Path:
     lake = Lake(tmp_path / "data")
     lake.put("n", LINES[:2])
     lake.put("n", LINES[2:])
-    asyncio.run(_take_in(lake.settings))
+    asyncio.run(take_in(lake.settings))
     return tmp_path
 
 
