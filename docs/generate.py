@@ -356,9 +356,8 @@ def _forwarder() -> str:
         "One source has its keys beside those of the top; several stand below `receivers`, each as "
         "`file_log/NAME` (also `filelog/NAME`). A key that is not listed is refused.\n"
         "Durations have a unit (`200ms`, `1m30s`, `7d`), sizes may (`16KiB`, `1MiB`). Regular "
-        "expressions are Python's, which has nearly all of Go's syntax; `(?<name>…)` and `\\z` are "
-        "accepted. `${NAME}`, `${NAME:-default}` and `${env:NAME}` are replaced from the "
-        "environment.\n"
+        "expressions are RE2's, as in OpenTelemetry. `${NAME}`, `${NAME:-default}` and "
+        "`${env:NAME}` are replaced from the environment.\n"
         "The last column compares with OpenTelemetry's `file_log` receiver of v0.156."
     )
     lines = [_head("Forwarder reference", text)]
