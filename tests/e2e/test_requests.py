@@ -119,6 +119,8 @@ _CASES = [
     if mode.is_positive or _takes_something(operation)
     # Bytes of other protocols cannot be made up from a schema: tests/service/doors, tests/fuzz.
     if operation.path not in OPERATIONS
+    # Loki's API answers errors with a line of text: tests/service/http/test_loki.py, tests/fuzz.
+    and not operation.path.startswith(("/loki/", "/ready"))
 ]
 
 

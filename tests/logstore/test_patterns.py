@@ -152,7 +152,9 @@ def test_only_short_texts_are_keys_of_a_cache_that_counts_its_entries() -> None:
         "tailrace/forwarder/operators/container.py: second_of",  # 20 to 25 characters
         "tailrace/forwarder/operators/times.py: _offset",  # an offset from UTC
         "tailrace/forwarder/operators/times.py: begin",  # digits of a minute
+        "tailrace/logstore/search/conditions.py: _short_label",  # at most 100 characters
         "tailrace/logstore/search/language.py: _regex",  # constants of the module
+        "tailrace/logstore/search/logql.py: compiled",  # 16, of queries of 10,000 characters
         "tailrace/logstore/segments/levels.py: regex_of",  # constants of the package
         "tailrace/logstore/state.py: _pattern",  # constants of the module
     ]

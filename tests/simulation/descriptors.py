@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ def no_descriptors() -> Iterator[Callable[[], int]]:
     Yields what takes those that became free meanwhile, giving their number. Nothing may be
     imported in the block.
     """
+    gc.collect()  # files of earlier tests would be closed in the block
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(highest + _ROOM, hard), hard))

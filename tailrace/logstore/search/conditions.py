@@ -556,11 +556,21 @@ EXACT_TIME: Final = "time_unix_nano"
 """The attribute of a pushed line whose time has nanoseconds; it is no label."""
 _OWN: Final = {PIPELINE: Column("fqn"), RUN: Column("run_id")}
 _FIXED: Final = (PIPELINE, RUN, DETECTED_LEVEL)
+_LONGEST_KEPT: Final = 100
+"""Characters of a name that is remembered: clients choose names, and the cache counts entries."""
+
+
+def label_name(key: str) -> str:
+    """Returns the name of an attribute, or of a key in a line, as a label; empty for a blank."""
+    return _short_label(key) if len(key) <= _LONGEST_KEPT else _label(key)
 
 
 @lru_cache(maxsize=4096)
-def label_name(key: str) -> str:
-    """Returns the name of an attribute, or of a key in a line, as a label; empty for a blank."""
+def _short_label(key: str) -> str:
+    return _label(key)
+
+
+def _label(key: str) -> str:
     key = key.strip()
     if key[:1].isdigit() and key.isascii():
         key = f"_{key}"

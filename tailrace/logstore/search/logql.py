@@ -342,7 +342,7 @@ def bytes_of(text: str) -> int | None:
     return int(float(found[1]) * float(base ** _POWERS[found[2].lower()]))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=16)
 def compiled(pattern: str) -> LinearRegex:
     """Returns the pattern of a user, compiled. Raises `InvalidInput`."""
     try:
