@@ -284,11 +284,14 @@ class RunFlush:
                 manifest = await self._trimmer.through(newest or Manifest(key), horizon)
                 due = in_range(source, key, manifest.dealt_with(source.node))
                 part, more = self._first(source.batches.rows, due)
-                if len(part) == 0:
-                    return None
                 kept = await self._news(key, source, part, manifest)
-                if len(kept) == 0 and newest is None:
-                    return None  # all of it is deleted, and no run exists
+                while newest is None and more and len(kept) == 0:
+                    # All of it is deleted, and no manifest exists to say that it is dealt with.
+                    due = due[len(part) :]
+                    part, more = self._first(source.batches.rows, due)
+                    kept = await self._news(key, source, part, manifest)
+                if len(part) == 0 or (len(kept) == 0 and newest is None):
+                    return None
                 if len(kept) == 0:
                     made = None
                 elif made is None or not np.array_equal(made.rows, kept):

@@ -7,6 +7,7 @@ at: what the manifest names is there, nothing of what was deleted is.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -197,6 +198,28 @@ async def test_a_flush_whose_lines_were_all_deleted_meanwhile_names_no_chunk() -
     manifest = await manifest_of(other)
     assert (manifest.state, manifest.chunks) == ("deleted", ())
     assert manifest.dealt_with("node-B") == other.journal.end
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("later", [b"", NEW])
+async def test_a_flush_passes_over_more_deleted_text_than_a_chunk_holds(later: bytes) -> None:
+    """The run has no manifest that could say how far the flush is. It went on for ever."""
+    world = World(tuning=replace(TUNING, chunk_bytes=len(OLD)))
+    await world.run_logs.start()
+    for _ in range(5):
+        world.append(RUN, OLD)
+    await world.run_logs.delete_pipeline(RUN.fqn)
+    world.clock.ms += 1_000_000
+    if later:
+        world.append(RUN, later)
+    await world.confirm()
+    await world.run_logs.flusher.drain()
+    assert list(world.run_logs.flusher.pending.waiting()) == []
+    if later:
+        assert await world.whole(RUN) == later
+    else:
+        with pytest.raises(NotFound):
+            await manifest_of(world)
 
 
 @pytest.mark.on_servers(mixed=(True,), step=("put runs/",), whole_pipeline=(True,))
