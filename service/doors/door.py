@@ -22,8 +22,6 @@ from tailrace.logstore.errors import JournalFailed, JournalFull, TailraceError
 
 Headers = list[tuple[bytes, bytes]]
 RETRYABLE: Final = (429, 502, 503, 504)
-
-
 Inflate: TypeAlias = Callable[[bytes, Bounds, str], bytes]
 
 
@@ -37,13 +35,14 @@ class Reply(NamedTuple):
 
 @dataclass(slots=True)
 class DoorRequest:
-    """A request whose body has arrived and is inflated."""
+    """A request whose body has arrived and is inflated; `size` stays when the body is dropped."""
 
     method: str
     path: str
     parameters: Mapping[str, str]
     header: Callable[[bytes], bytes | None]
     body: bytes = b""
+    size: int = 0
 
 
 @dataclass(slots=True)
@@ -73,9 +72,11 @@ class Outcome:
         """Returns an error after which the client may send the request again."""
         return next((e for _, e in self.refused if status_of(e) in RETRYABLE), None)
 
-    def failed(self) -> Exception | None:
-        """Returns the error of a defect, which is nobody's fault but ours."""
-        return next((e for _, e in self.refused if status_of(e) >= 500), None)
+    def of_whole(self, count: int) -> Exception | None:
+        """Returns the error of all `count` records: one for now, of a defect, or of each."""
+        defect = next((e for _, e in self.refused if status_of(e) >= 500), None)
+        all_refused = self.refused and self.refusals == count
+        return self.for_now() or defect or (self.refused[0][1] if all_refused else None)
 
     def reasons(self) -> str:
         """Returns the reasons of the refusals as one text."""

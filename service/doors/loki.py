@@ -103,14 +103,11 @@ class LokiDoor(Door):
         return writer.sorter.records()
 
     def reply(self, request: DoorRequest, records: DoorRecords, outcome: Outcome) -> Reply:
-        for_now = outcome.for_now() or outcome.failed()
-        if for_now is not None:
-            return self.refusal(request, status_of(for_now), for_now)
+        error = outcome.of_whole(records.count)
+        if error is not None:
+            return self.refusal(request, status_of(error), error)
         if not outcome.refused:
             return Reply(204, [], b"")
-        if outcome.refusals == records.count:
-            error = outcome.refused[0][1]
-            return self.refusal(request, status_of(error), error)
         message = f"{outcome.refusals} of {records.count} entries were refused: {outcome.reasons()}"
         return Reply(400, [_TEXT], f"{message}\n".encode("utf-8", "replace"))
 

@@ -53,6 +53,7 @@ from service.doors.wire import MOST_FIELD, Span, fields, windows
 from service.http.body import Bounds
 from service.http.errors import HttpError
 from tailrace.logstore.errors import InvalidInput, TooLarge
+from tailrace.logstore.segments.file_format import LEVELS
 
 PATH: Final = "/v1/logs"
 _PROTOBUF: Final = b"application/x-protobuf"
@@ -61,7 +62,6 @@ _JSON: Final = b"application/json"
 _CODES: Final = {400: 3, 401: 16, 403: 7, 404: 5, 409: 9, 413: 8, 415: 3, 429: 8, 503: 14}
 _INTERNAL: Final = 13
 _STEP: Final = 4
-_SEVERITIES: Final = 24
 _INT64: Final = 1 << 63
 
 
@@ -92,14 +92,11 @@ class OtlpDoor(Door):
         return sorter.records()
 
     def reply(self, request: DoorRequest, records: DoorRecords, outcome: Outcome) -> Reply:
-        for_now = outcome.for_now() or outcome.failed()
-        if for_now is not None:
-            return self.refusal(request, status_of(for_now), for_now)
+        error = outcome.of_whole(records.count)
+        if error is not None:
+            return self.refusal(request, status_of(error), error)
         if not outcome.refused:
             return _answer(request, 200, b"", {})
-        if outcome.refusals == records.count:
-            error = outcome.refused[0][1]
-            return self.refusal(request, status_of(error), error)
         why, count = outcome.reasons(), outcome.refusals
         partial = _number(1, count) + _text(2, why)
         value = {"partialSuccess": {"rejectedLogRecords": str(count), "errorMessage": why}}
@@ -341,8 +338,7 @@ def _severity(record: Mapping[str, Any]) -> int:
     if isinstance(given, str) and given.startswith("SEVERITY_NUMBER_"):
         name = given.removeprefix("SEVERITY_NUMBER_")
         base, step = name.rstrip("234"), name[-1] if name[-1] in "234" else "1"
-        levels = ("TRACE", "DEBUG", "INFO", "WARN", "ERROR", "FATAL")
-        return levels.index(base) * _STEP + int(step) if base in levels else 0
+        return LEVELS.index(base) * _STEP + int(step) if base in LEVELS else 0
     return _integer(record, "severityNumber", "severity_number")
 
 

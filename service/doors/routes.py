@@ -12,8 +12,8 @@ which the sender may not append is refused, and the others are stored.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl
 
 from service.access.rules import Identity
@@ -54,6 +54,7 @@ from service.ingest.batch import IncomingBatch
 from tailrace.logstore.clock import Clock
 from tailrace.logstore.errors import Forbidden, NodeNotReady, TailraceError
 
+T = TypeVar("T")
 _IN_PLACE: Final = 16 << 10
 """Bodies up to this size are decoded at once: records cost more than lines of text."""
 
@@ -176,15 +177,18 @@ class DoorRoutes:
                 lambda bounds: inflate(sent, bounds, "body"), len(sent), share
             )
             share.charge(len(body))
-        request.body = body
+        request.body, request.size = body, len(body)
         return True
 
     async def _decode(self, door: Door, request: DoorRequest) -> DoorRecords:
-        body = request.body
         bounds, now = self._append.bounds, self._now_ms() * 1000
-        if len(body) <= _IN_PLACE:
-            return door.decode(request, bounds, now)
-        return await self._append.in_thread(lambda: door.decode(request, bounds, now))
+        return await self._run(request, lambda: door.decode(request, bounds, now))
+
+    async def _run(self, request: DoorRequest, work: Callable[[], T]) -> T:
+        """Returns the result of `work`, called in a thread if the request is large."""
+        if request.size <= _IN_PLACE:
+            return work()
+        return await self._append.in_thread(work)
 
     async def _store(
         self, door: Door, request: DoorRequest, records: DoorRecords, scope: Scope
@@ -216,7 +220,7 @@ class DoorRoutes:
         counters.door_records[door.name] += outcome.stored
         counters.door_repeats[door.name] += outcome.repeated
         counters.door_refused[door.name] += outcome.refusals
-        reply = door.reply(request, records, outcome)
+        reply = await self._run(request, lambda: door.reply(request, records, outcome))
         return _with_retry(reply, outcome.for_now())
 
     def _begin(self, run: RunRecords, connector: str) -> Storing:

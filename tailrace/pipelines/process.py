@@ -422,7 +422,7 @@ class PipelinesProcess:
 
     @property
     def identity(self) -> str:
-        """Who it is among those that share work."""
+        """The name of this process among those that share work."""
         return self._world.identity
 
     @property

@@ -556,8 +556,7 @@ EXACT_TIME: Final = "time_unix_nano"
 """The attribute of a pushed line whose time has nanoseconds; it is no label."""
 _OWN: Final = {PIPELINE: Column("fqn"), RUN: Column("run_id")}
 _FIXED: Final = (PIPELINE, RUN, DETECTED_LEVEL)
-_LONGEST_KEPT: Final = 100
-"""Characters of a name that is remembered: clients choose names, and the cache counts entries."""
+_LONGEST_KEPT: Final = 100  # characters: the cache of names, which clients choose, counts entries
 
 
 def label_name(key: str) -> str:

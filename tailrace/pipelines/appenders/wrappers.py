@@ -100,7 +100,7 @@ _WHOLE: Final = "(masked as a whole: its replacements need too much room)"
 
 
 class MaskRule(Section):
-    """What is replaced by what."""
+    """A pattern and the text that replaces each match."""
 
     pattern: str = setting(..., "a regular expression (RE2)")
     replace: str = setting(

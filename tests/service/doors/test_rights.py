@@ -1,4 +1,4 @@
-"""Who may write by a door: a token in every spelling, the pipelines of a token, its quota."""
+"""The rights of a door's client: a token in every spelling, its pipelines, its quota."""
 
 from __future__ import annotations
 

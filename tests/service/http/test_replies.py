@@ -147,8 +147,15 @@ def test_each_route_that_is_read_is_long_or_known_to_be_short() -> None:
         "/segments/groups/{group}", "/segments/next", "/api/v1/system/version",
         "/pipelines", "/pipelines/{name}", "/deletions",
     }  # fmt: skip
-    # Each is a search, or a count of one; `tail`, `patterns` and `buildinfo` are a few bytes.
-    loki = {path for path in read if path.startswith("/loki/api/v1/")} | {"/ready"}
-    kinds = [long, streams, searches, reports, small, loki]
+    loki = "/loki/api/v1/"
+    searches |= {  # each is a search, or a count of one
+        f"{loki}{name}" for name in (
+            "query", "query_range", "labels", "label", "label/{name}/values", "series",
+            "index/stats", "index/volume", "index/volume_range", "detected_labels",
+            "detected_fields", "detected_field/{name}/values",
+        )
+    }  # fmt: skip
+    small |= {"/ready", f"{loki}patterns", f"{loki}status/buildinfo", f"{loki}tail"}
+    kinds = [long, streams, searches, reports, small]
     assert set().union(*kinds) == read
     assert sum(map(len, kinds)) == len(read), "a route is of two kinds"
