@@ -122,7 +122,7 @@ def query_stream_routes(
         reader = LiveReader(matches, asked, round(window * 1000), start)
         opened = False
         try:
-            opened = await unless_gone(_opened(reader), request.receive) is not None
+            opened = await unless_gone(reader.open(), request.receive) is not None
         finally:
             if not opened:
                 reader.close()
@@ -139,11 +139,6 @@ def query_stream_routes(
         openapi_extra=OPENAPI,
     )
     return routes
-
-
-async def _opened(reader: LiveReader) -> LiveReader:
-    await reader.open()
-    return reader
 
 
 class QueryStream(Response):

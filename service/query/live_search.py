@@ -527,18 +527,20 @@ class LiveReader:
         """Ends it. Call it once."""
         self._live.leave(self._followed)
 
-    async def open(self) -> None:
-        """Finds the place where it begins. Raises `InvalidCursor` and the errors of a search."""
+    async def open(self) -> StreamCursor:
+        """Returns the place where it begins. Raises `InvalidCursor` and the errors of a search."""
         self._refuse_future()
         while True:
             moment = await self._live.moment(self._followed)
             try:
                 if self.cursor is None:
                     self.cursor = await self._first(moment)
+                if self.cursor == moment.cursor:
+                    self._mark = moment.mark  # nothing is missed: storage need not be read
             except Outdated:
                 await self._live.engine.clock.sleep(self._live.limits.look_seconds)
             else:
-                return
+                return self.cursor
             finally:
                 moment.pin.release()
 
@@ -551,9 +553,10 @@ class LiveReader:
             if (silent := self._who_is_silent()) is not None:
                 yield silent
             try:
-                async with aclosing(self._storage()) as stored:
-                    async for piece in stored:
-                        yield piece
+                if self._mark is None:
+                    async with aclosing(self._storage()) as stored:
+                        async for piece in stored:
+                            yield piece
             except StoreUnavailable:
                 yield self._who_is_silent(without_store=True)  # or a heartbeat
                 await self._live.engine.clock.sleep(_SILENT_SECONDS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from service.peers.remote_feeds import JournalAnswers, RecordFeeds
 from service.peers.remote_lines import RecordsOfOthers, answer_records
 from service.peers.rpc import Network, NodeAddress, PeerRefused, PeerSilent
 from service.query.live_cursor import StreamCursor
-from service.query.live_search import SearchStart
+from service.query.live_search import LiveReader, SearchStart
 from service.query.live_sources import LiveLimits, stored_ends
 from service.query.sources import SearchSources
 from tailrace.logstore import ulid
@@ -35,6 +35,7 @@ from tests.service.query.live.rig import (
     ALL,
     LIMITS,
     SMALL,
+    WINDOW_MS,
     Node,
     Seen,
     SetTime,
@@ -148,6 +149,7 @@ async def looked_at_all(both: Both) -> None:
     while now.cursor is None or now.cursor.seen != ends:
         now.cursor = None
         await both.nodes[0].read(now, lambda: True)
+        await asyncio.sleep(0)  # a search that others follow is read without a pause
 
 
 @asynccontextmanager
@@ -170,7 +172,12 @@ async def both_in(root: Path, limits: LiveLimits = LIMITS) -> AsyncIterator[Both
             engine = await stack.enter_async_context(
                 engine_of(World(root / name, store=world.store), clock, sources=sources)
             )
-            feeds = RecordFeeds(peers, Quick(), partial(both.stored_ends, sources))
+            feeds = RecordFeeds(
+                peers,
+                Quick(),
+                partial(both.stored_ends, sources),
+                without_store=lambda: not both.listed.is_set(),
+            )
             node = Node(world, engine, shipped, clock, limits, feeds)
             both.nodes.append(node)
             both.ways.append(way)
@@ -196,6 +203,27 @@ async def test_a_reader_gets_what_the_other_node_has_just_taken(tmp_path: Path) 
         both.clock.ms += 10_000
         await reading
         assert seen.keys == sorted(both.world.records)[3:]
+        assert (seen.late, seen.gaps, seen.silent) == ([], [], [])
+
+
+async def test_lines_come_without_the_store_that_came_before_the_reader_followed(
+    tmp_path: Path,
+) -> None:
+    dice, seen = random.Random(7), Seen()
+    async with both_in(tmp_path) as both:
+        both.listed.clear()
+        node = both.nodes[0]
+        reader = LiveReader(node.live, ALL, WINDOW_MS, SearchStart())
+        await reader.open()
+        await both.append(1, [batch(dice, NOW_MS)])
+        await looked_at_all(both)
+        both.clock.ms += 10_000
+        await node.read(Seen(), lambda: True)
+        async with aclosing(reader.follow(node.waiting())) as pieces, asyncio.timeout(60):
+            while len(seen.keys) < 3:
+                seen.take(await anext(pieces))
+        reader.close()
+        assert seen.keys == sorted(both.world.records)
         assert (seen.late, seen.gaps, seen.silent) == ([], [], [])
 
 
