@@ -44,6 +44,7 @@ from service.http.live import live_routes, unfinished_routes
 from service.http.live_query import query_stream_routes
 from service.http.loki import loki_query_routes
 from service.http.loki_labels import loki_label_routes
+from service.http.loki_tail import loki_tail_routes
 from service.http.pages import page_routes
 from service.http.query import router as query_routes
 from service.http.query_facets import completion_routes, count_routes, histogram_routes
@@ -526,11 +527,7 @@ def all_routers(node: NodeApi, api: HttpApi) -> list[APIRouter]:
         web_routes(),
         version_routes(api.reported_version, version("tailrace")),
         *(_searches(api.query, node) if api.query is not None else []),
-        *(
-            [query_stream_routes(api.live, node, most, api.counters)]
-            if api.live is not None
-            else []
-        ),
+        *(_live_searches(api.live, node, most, api.counters) if api.live is not None else []),
         *([group_routes(api.queue), queue_routes(api.queue)] if api.queue is not None else []),
         *([reading_routes(api.contents)] if api.contents is not None else []),
         *([lease_routes(api.leases)] if api.leases is not None else []),
@@ -556,6 +553,15 @@ def documented() -> FastAPI:
         erasure=nothing,
     )
     return _framework(nobody, api, str)
+
+
+def _live_searches(
+    live: Callable[[], LiveMatches], node: NodeApi, most: int, counters: HttpCounters
+) -> list[APIRouter]:
+    return [
+        query_stream_routes(live, node, most, counters),
+        loki_tail_routes(live, node, most, counters),
+    ]
 
 
 def _searches(engine: Callable[[], QueryEngine], node: NodeApi) -> list[APIRouter]:

@@ -8,9 +8,9 @@ it, before a request reaches any route:
   address is always one of ours, and so is `localhost`. A service that listens beyond the
   loopback interface may have names that it does not know; it also accepts those that no public
   name server can return (one label, `.internal`, `.svc`, …). Every other name is a setting.
-- A request from a page of another origin is refused if it changes something, or is no
-  plain visit. Browsers say so in `Sec-Fetch-Site`, older ones in `Origin`; programs send
-  neither and are not affected.
+- A request from a page of another origin is refused if it changes something, opens a WebSocket
+  (a page of any origin may read those), or is no plain visit. Browsers say so in
+  `Sec-Fetch-Site`, older ones in `Origin`; programs send neither and are not affected.
 
 Invariants: a request without `Host` is accepted (no browser sends one), and nothing is
 looked up in the DNS. `accepted` holds `Host` values as they were sent, for the fast path.
@@ -115,7 +115,7 @@ class BrowserGuard:
         origin = headers.get(b"origin")
         if origin is not None and origin.lower() in self._origins:
             return False
-        changes = method not in _SAFE or path in _LEASES
+        changes = method not in _SAFE or path in _LEASES or b"sec-websocket-key" in headers
         site = headers.get(b"sec-fetch-site")
         if site is not None:
             visit = headers.get(b"sec-fetch-mode") == b"navigate"

@@ -4,7 +4,7 @@ The module closes gaps of uvicorn, for the fast path and for ASGI:
 
 - A request that offers an upgrade is served as HTTP/1.1. llhttp leaves the body of such a request
   to the other protocol, so the request is parsed a second time without the offer, and its body is
-  read.
+  read. Its route finds the offer in the scope, and may `switch` the connection to the protocol.
 - Trailers are dropped, because they are not headers. Headers that must be unique are.
 - The bytes of a head and of a URL, and the number of waiting requests, are bounded. Heads of more
   than a few KiB, and all waiting requests, share one bound over all connections. An answered
@@ -44,7 +44,7 @@ from uvicorn.server import ServerState
 
 from service.http.body import Clients, Message, Receive, Scope, Send, peer_of
 from service.http.errors import Headers, HttpError, problem
-from service.http.replies import CONNECTION, acknowledged, response_bytes
+from service.http.replies import CONNECTION, OFFER, acknowledged, response_bytes
 from service.http.targets import request_id
 from service.settings import HttpSettings
 from tailrace.logstore.errors import InvalidInput, Unavailable
@@ -202,6 +202,8 @@ class Connection(HttpToolsProtocol):
         self.headers = []
         self._messages = 0
         self._offer: tuple[bytes, str] | None = None
+        self._offered = b""
+        self._take: Callable[[bytes], None] = _drop
         self._peer: str | None = None
         # Bytes of the piece that is being parsed (without heads and bodies that have ended), of
         # the piece in which the head began, and of the pieces since then.
@@ -253,6 +255,7 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parses the received bytes; the parser calls the callbacks below meanwhile."""
         if self.reading == SHUT:
+            self._take(data)
             return
         self._piece = len(data)
         self._later += len(data)
@@ -329,6 +332,8 @@ class Connection(HttpToolsProtocol):
             self.url = _origin_form(self.url)
         url, headers = self.url, self.headers
         super().on_message_begin()
+        if self._offered:
+            self.scope[OFFER], self._offered = self._offered, b""  # type: ignore[typeddict-unknown-key]
         self.url = url
         self.headers += headers  # the scope holds the same list
         self.expect_100_continue = any(
@@ -488,11 +493,32 @@ class Connection(HttpToolsProtocol):
             if name == b"connection":
                 tokens = [token.strip() for token in value.split(b",")]
                 kept = b", ".join(t for t in tokens if t.lower() not in _UPGRADE_TOKENS)
+            if name == b"upgrade":
+                self._offered = value.strip().lower()
             if kept and name not in _UPGRADE_TOKENS:
                 lines.append(b"%b: %b" % (name, kept))
         self.parser = HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return b"\r\n".join([*lines, b"", b""])
+
+    def switch(self, send: Send, take: Callable[[bytes], None]) -> Send:
+        """Returns the `send` of a reply in progress that goes on in the offered protocol.
+
+        It sends what follows the head as it is, and `take` gets all later bytes of the client. The
+        connection ends with the reply. Raises `InvalidInput` if bytes of the client came too early.
+        """
+        cycle = self._current
+        if cycle is None or self.pipeline or self.reading != QUIET:
+            raise InvalidInput("there are bytes behind the request for an upgrade")
+        self.reading, self._take = SHUT, take
+        cycle.chunked_encoding = False
+
+        async def sent(message: Message) -> None:
+            cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+            cycle.keep_alive = False
+
+        return sent
 
     # --- sent replies --------------------------------------------------------------
 
@@ -589,8 +615,8 @@ class Connection(HttpToolsProtocol):
     def push(self, chunk: bytes) -> bool:
         """Sends a chunk of the reply in progress at once; False if `send` has to do it.
 
-        `chunk` is framed as HTTP/1.1 frames it. `send` has to do it if the client reads slowly, is
-        gone, or speaks HTTP/1.0.
+        `chunk` is framed as HTTP/1.1 frames it, or the protocol to which the connection switched.
+        `send` has to do it if the client reads slowly, is gone, or speaks HTTP/1.0.
         """
         cycle = self._current
         if (
@@ -598,7 +624,7 @@ class Connection(HttpToolsProtocol):
             or not cycle.response_started
             or cycle.response_complete
             or cycle.disconnected
-            or not cycle.chunked_encoding
+            or not (cycle.chunked_encoding or self._take is not _drop)
             or self.flow.write_paused
             or self.transport.is_closing()
         ):
@@ -621,6 +647,10 @@ class Connection(HttpToolsProtocol):
     def _current(self) -> RequestResponseCycle | None:
         """Returns the request that is being answered, or was answered last."""
         return self.cycle
+
+
+def _drop(_: bytes) -> None:
+    """Takes bytes that come after a refusal."""
 
 
 async def watch(server: ServerState, settings: HttpSettings) -> None:

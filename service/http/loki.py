@@ -192,6 +192,17 @@ def json_reply(body: Any) -> Response:
     return Response(orjson.dumps(body), media_type="application/json; charset=UTF-8")
 
 
+def categorizes(request: Request) -> bool:
+    """Returns whether labels are wanted apart by their kinds."""
+    flags = request.headers.get("x-loki-response-encoding-flags", "")
+    return _CATEGORIZE in [flag.strip() for flag in flags.split(",")]
+
+
+def encoding(*, categorized: bool) -> dict[str, Any]:
+    """Returns the part of a reply that says so."""
+    return {"encodingFlags": [_CATEGORIZE]} if categorized else {}
+
+
 def plainly(answer: Handler) -> Handler:
     """Answers errors as Loki does: a status and a line of text."""
 
@@ -243,7 +254,7 @@ def _summary(stats: Mapping[str, Any], returned: int) -> dict[str, Any]:
     return {"summary": summary, "querier": {"store": {"chunk": {}}}, "ingester": {"store": {}}}
 
 
-def _streams(lines: Sequence[LogLine], *, categorized: bool) -> list[dict[str, Any]]:
+def streams_of(lines: Sequence[LogLine], *, categorized: bool) -> list[dict[str, Any]]:
     """Returns lines grouped by their labels, each group in the order of the lines."""
     groups: dict[tuple[tuple[str, str], ...], list[Any]] = {}
     for line in lines:
@@ -271,7 +282,7 @@ _TIMES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "end": ("The time before which lines are; without it, now.", {"type": "string"}),
     "since": ("How long before `end` the time begins, instead of `start`.", {"type": "string"}),
 }
-_QUERY: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+QUERY: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "query": ("LogQL; `docs/grafana.md` says what is supported.", {"type": "string"}),
     "limit": (
         "At most so many lines.",
@@ -366,7 +377,7 @@ def loki_query_routes(engine: Callable[[], QueryEngine]) -> APIRouter:
         steps = Steps(given.time("time", given.now_ns), 1, 1)
         return await _numbers(current, request, MetricRequest.of(expression, steps), "vector")
 
-    parameters = described(_QUERY)
+    parameters = described(QUERY)
     add_loki_route(
         routes,
         "/query_range",
@@ -404,12 +415,11 @@ async def _lines(
     found, stats = await searched(
         engine, request, asked.search, lambda search: find_lines(search, asked)
     )
-    flags = request.headers.get("x-loki-response-encoding-flags", "")
-    categorized = _CATEGORIZE in [flag.strip() for flag in flags.split(",")]
+    categorized = categorizes(request)
     data = {
         "resultType": "streams",
-        **({"encodingFlags": [_CATEGORIZE]} if categorized else {}),
-        "result": _streams(found, categorized=categorized),
+        **encoding(categorized=categorized),
+        "result": streams_of(found, categorized=categorized),
         "stats": _summary(stats, len(found)),
     }
     return success(data, stats)

@@ -146,14 +146,6 @@ def loki_label_routes(engine: Callable[[], QueryEngine], node: NodeApi) -> APIRo
         _FIELDS,
     )
     route("/patterns", _patterns, "List patterns of lines: none", "Always empty.", _SELECTOR)
-    route(
-        "/tail",
-        _tail,
-        "Refuse to follow lines by WebSocket",
-        "Always refused: `GET /query/stream` follows a search.",
-        _SELECTOR,
-        also=True,
-    )
     _add_starts(routes, node)
     return routes
 
@@ -482,13 +474,6 @@ def _type(values: Iterable[str]) -> str:
     if kinds == {"int", "float"}:
         return "float"
     return kinds.pop() if len(kinds) == 1 else "string"
-
-
-async def _tail(_: QueryEngine, __: Request, ___: LokiParameters) -> Response:
-    raise InvalidInput(
-        "tail is not supported by Tailrace",
-        hint="Follow a search by GET /query/stream, or refresh the query.",
-    )
 
 
 async def _patterns(_: QueryEngine, __: Request, ___: LokiParameters) -> Response:

@@ -38,6 +38,8 @@ from tailrace.logstore.errors import NodeNotReady, Unavailable
 PLACE_BYTES: Final = 1 << 20
 CONNECTION: Final = "tailrace.connection"
 """Key of a request's scope: its `ReplyConnection`, if it has one."""
+OFFER: Final = "tailrace.offer"
+"""Key of a request's scope: the protocols to which its client offers to switch, if any."""
 _PATIENCE_SECONDS: Final = 10.0
 _STILL_SECONDS: Final = 1.0
 _LEAST_BYTES: Final = 4 << 10

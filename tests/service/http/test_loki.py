@@ -232,7 +232,6 @@ REFUSED: Sequence[tuple[str, dict[str, str], str]] = (
     ("/query_range", {"query": RATE, "step": "x"}, 'cannot parse "x" to a valid duration'),
     ("/query_range", {"query": RATE, "start": "1", "step": "1"}, "exceeded maximum resolution of"),
     ("/query", {"query": LINE}, "log queries are not supported as an instant query type"),
-    ("/tail", {"query": LINE}, "tail is not supported by Tailrace (Follow a search by"),
     ("/series", {}, "0 matcher groups given"),
     ("/series", {"match[]": RATE}, "parse error : only label matchers are supported"),
     ("/label/a-b/values", {}, "invalid label name 'a-b'"),
@@ -244,7 +243,7 @@ REFUSED: Sequence[tuple[str, dict[str, str], str]] = (
 async def test_errors_are_lokis_lines_of_text(client: httpx.AsyncClient) -> None:
     for path, asked, message in REFUSED:
         replies = [await client.get(AT + path, params=asked)]
-        if "/label/" not in path and path != "/tail":
+        if "/label/" not in path:
             replies.append(await client.post(AT + path, data=asked))
         for response in replies:
             assert response.status_code == 400, path
