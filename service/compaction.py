@@ -8,42 +8,23 @@ child does not outlive the service, not even a killed one.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from pydantic import BaseModel, SecretStr
 
-from service.runtime.process import lower_priority_of_session
+from service.runtime.process import RestartPolicy, start_session, stop_session
 from service.settings import Settings
 from tailrace.logstore.clock import Clock
-from tailrace.logstore.retry import Backoff
 from tailrace.logstore.settings import PREFIX
 
 log = logging.getLogger(__name__)
 
 _STDERR = 2
-
-
-@dataclass(frozen=True, slots=True)
-class RestartPolicy:
-    """The pauses between a child's end and the next start, and the longest wait for its stop."""
-
-    first_pause_seconds: float = 1.0
-    longest_pause_seconds: float = 300.0
-    healthy_seconds: float = 60.0
-    """A child that lived so long begins again with the first pause."""
-    stop_seconds: float = 10.0
-
-    def backoff(self) -> Backoff:
-        """The pauses of a child."""
-        return Backoff(self.first_pause_seconds, self.longest_pause_seconds)
 
 
 def job_path() -> str:
@@ -138,17 +119,10 @@ class CompactionChild:
     async def _live(self) -> str:
         """Runs the child from start to end. Returns why it ended."""
         try:
-            self._child = await asyncio.create_subprocess_exec(
-                *dying_with_us(),
-                *self._command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=_STDERR,  # to our log: a JVM that fails reports it on its stdout
-                env=self._environment,
-                start_new_session=True,
-            )
+            # Both to our log: a JVM that fails reports it on its stdout.
+            self._child = await start_session(self._command, stdout=_STDERR, env=self._environment)
         except OSError as error:
             return f"it cannot be started: {error}"
-        await lower_priority_of_session(self._child.pid)
         self.starts += 1
         self.state = "running"
         code = await self._child.wait()
@@ -159,20 +133,4 @@ class CompactionChild:
         if child is None:
             return
         # Its Spark is a child process that must not end before it: the compactor stops it.
-        with contextlib.suppress(ProcessLookupError):
-            child.terminate()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(child.wait(), self._restart.stop_seconds)
-        _signal_group(child.pid, signal.SIGKILL)
-        await child.wait()
-
-
-def dying_with_us() -> list[str]:
-    """A prefix by which the kernel ends the child when the service dies, if available."""
-    setpriv = shutil.which("setpriv")
-    return [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
-
-
-def _signal_group(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, number)
+        await stop_session(child, self._restart.stop_seconds)

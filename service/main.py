@@ -29,7 +29,7 @@ import numpy as np
 import uvloop
 
 from service.access.access import following_rules
-from service.compaction import CompactionChild, RestartPolicy, job_command, job_environment
+from service.compaction import CompactionChild, job_command, job_environment
 from service.http.admin import open_leases
 from service.http.authorization import Gate
 from service.http.internal import answering_nodes, node_socket
@@ -37,7 +37,13 @@ from service.http.server import Sharing, address, bound_socket, serving
 from service.metrics.workers import WorkerPlace
 from service.node import Node, QueryNode
 from service.runtime.health import StoreCheck, by_name
-from service.runtime.process import MARGIN_SECONDS, StopDeadline, log_but_lost_writes, raise_limit
+from service.runtime.process import (
+    MARGIN_SECONDS,
+    RestartPolicy,
+    StopDeadline,
+    log_but_lost_writes,
+    raise_limit,
+)
 from service.settings import Settings
 from service.wiring import (
     AnyNode,

@@ -22,7 +22,6 @@ import pickle
 import secrets
 import signal
 import socket
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -33,10 +32,9 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from service.compaction import RestartPolicy
 from service.http.server import address, bound_socket, listen
 from service.metrics.workers import WorkerPlace
-from service.runtime.process import MARGIN_SECONDS
+from service.runtime.process import MARGIN_SECONDS, RestartPolicy, module_command, stop_session
 from service.settings import Settings
 from tailrace.logstore.clock import Clock
 
@@ -147,7 +145,7 @@ class WorkerProcess:
         passed += [] if assignment.shared is None else [assignment.shared]
         try:
             process = self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "service.worker"),
+                *module_command("service.worker"),
                 stdin=asyncio.subprocess.PIPE,
                 pass_fds=passed,
                 start_new_session=True,  # the parent passes a terminal's Ctrl-C on
@@ -182,15 +180,10 @@ class WorkerProcess:
         process = self._process
         if process is None:
             return
-        with suppress(ProcessLookupError):
-            process.terminate()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(patience_seconds):
-                await process.wait()
-                return
-        log.error("worker %d did not stop in %g s and is killed", self.number, patience_seconds)
-        with suppress(ProcessLookupError):
-            process.send_signal(signal.SIGKILL)
+        if not await stop_session(process, patience_seconds):
+            log.error(
+                "worker %d did not stop in %g s and was killed", self.number, patience_seconds
+            )
 
 
 class WorkerProcesses:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -27,12 +26,12 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.responses import StreamingResponse
 
-from service.compaction import dying_with_us, environment_of
+from service.compaction import environment_of
 from service.http.api import NodeApi
 from service.http.authorization import Gate
 from service.http.body import Receive, Scope, Send
 from service.runtime.concurrency import SharedCalls
-from service.runtime.process import lower_priority_of_session
+from service.runtime.process import module_command, start_session, stop_session
 from service.settings import Settings
 from tailrace.logstore.errors import Conflict, NodeNotReady, TailraceError, Unavailable
 
@@ -166,7 +165,7 @@ def verify_command(settings: Settings) -> list[str]:
     `-P` ignores modules in the working directory.
     """
     data = os.path.abspath(settings.data)
-    return [sys.executable, "-P", "-m", "tailrace", "verify", "--json", "--data", data]
+    return [*module_command("tailrace"), "verify", "--json", "--data", data]
 
 
 def verify_environment(settings: Settings) -> dict[str, str]:
@@ -238,13 +237,14 @@ class VerificationCommand:
     async def _lines(self, *, repair: bool) -> AsyncGenerator[bytes, None]:
         try:
             child = await self._start(["--repair"] if repair else [])
-        except OSError as error:
+        except BaseException as error:
             self._under_way = False
-            raise Unavailable(f"verifying cannot be started: {error}") from error
+            if isinstance(error, OSError):
+                raise Unavailable(f"verifying cannot be started: {error}") from error
+            raise
         errors: deque[bytes] = deque(maxlen=_KEPT_ERRORS)
         reading = asyncio.create_task(_read(child.stderr, errors))
         try:
-            await lower_priority_of_session(child.pid)
             last = b""
             async with aclosing(self._said(child)) as said:
                 async for line in said:
@@ -257,20 +257,16 @@ class VerificationCommand:
         finally:
             reading.cancel()
             try:
-                await self._end(child)
+                await stop_session(child, self._stop_seconds)  # it then removes its spill files
             finally:
                 self._under_way = False
 
     async def _start(self, flags: Sequence[str]) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            *dying_with_us(),
-            *self._command,
-            *flags,
-            stdin=asyncio.subprocess.DEVNULL,
+        return await start_session(
+            [*self._command, *flags],
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=self._environment,
-            start_new_session=True,
             limit=_LONGEST_LINE,
         )
 
@@ -294,17 +290,6 @@ class VerificationCommand:
                 yield line
         finally:
             reading.cancel()
-
-    async def _end(self, child: asyncio.subprocess.Process) -> None:
-        with suppress(ProcessLookupError):
-            child.terminate()  # the child then removes its spill files
-        try:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(child.wait(), self._stop_seconds)
-        finally:
-            with suppress(ProcessLookupError):
-                child.kill()
-        await child.wait()
 
 
 async def _read(stream: asyncio.StreamReader | None, kept: deque[bytes]) -> None:

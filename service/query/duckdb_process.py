@@ -40,8 +40,6 @@ import os
 import queue
 import socket
 import struct
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -52,6 +50,7 @@ import duckdb
 import orjson
 import pyarrow as pa
 
+from service.runtime.process import start_with_socket
 from tailrace.logstore.errors import Unavailable
 
 COMMAND: Final = b"!"
@@ -119,20 +118,13 @@ class ProcessConnection:
         self._patience = patience_seconds
         self._feeds: dict[str, pa.RecordBatchReader] = {}
         try:
-            ours, theirs = socket.socketpair()
-            with theirs:
-                # A stopped process reads nothing: a write to it ends after this time.
-                limit = struct.pack("@ll", *divmod(round(patience_seconds * 1e6), 1_000_000))
-                ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-                self._messages = Connection(ours.detach())
-                self._child = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "service.query.duckdb_process"],
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    process_group=0,  # a terminal's Ctrl-C is ours; the session's share as well
-                )
+            self._child, ours = start_with_socket("service.query.duckdb_process")
         except OSError as error:
             raise Unavailable(f"a search cannot be started: {error}") from error
+        # A stopped process reads nothing: a write to it ends after this time.
+        limit = struct.pack("@ll", *divmod(round(patience_seconds * 1e6), 1_000_000))
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        self._messages = Connection(ours.detach())
         try:
             self.ask({"connect": dict(config)})
         except BaseException:

@@ -1,4 +1,4 @@
-"""The process of a node: open files, priorities, the loop's error handler, the stop deadline.
+"""The process of a node: open files, priorities, error handler, child processes, stop deadline.
 
 **Open files.** A process that has used up its descriptors can neither write a journal file nor
 reach the store. So the limit is raised at the start as far as the system allows, and connections
@@ -15,6 +15,10 @@ is reported elsewhere. aiohttp writes a request in a task of its own. If the con
 just before, both the request, whose caller gets the error, and that task fail; the error of the
 task is not awaited.
 
+**Child processes.** Each kind has its own protocol; all start and stop in the same way. A child
+has a process group of its own, so a terminal's Ctrl-C reaches only the service. It does not outlive
+the service: its standard input ends, or the kernel ends it.
+
 **Stop deadline** (`StopDeadline`). A thread that waits for a hanging store cannot be ended, and
 Python waits for it at its exit. Once a stop has begun, the process therefore ends at its deadline,
 whatever hangs: the journal has everything that was acknowledged, and the next start continues from
@@ -27,17 +31,23 @@ import asyncio
 import logging
 import os
 import resource
+import shutil
+import signal
+import socket
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 import aiohttp
 
 from tailrace.logstore.filesystem import ENOUGH, open_files
+from tailrace.logstore.retry import Backoff
 
 _MOST_KEPT = 1024
 
@@ -144,6 +154,75 @@ def log_but_lost_writes(loop: asyncio.AbstractEventLoop, context: dict[str, Any]
     ):
         return
     loop.default_exception_handler(context)
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """The pauses between a child's end and the next start, and the longest wait for its stop."""
+
+    first_pause_seconds: float = 1.0
+    longest_pause_seconds: float = 300.0
+    healthy_seconds: float = 60.0
+    """A child that lived so long begins again with the first pause."""
+    stop_seconds: float = 10.0
+
+    def backoff(self) -> Backoff:
+        """The pauses of a child."""
+        return Backoff(self.first_pause_seconds, self.longest_pause_seconds)
+
+
+def module_command(module: str) -> list[str]:
+    """Returns the command that runs a module of this installation, in any working directory."""
+    return [sys.executable, "-P", "-m", module]
+
+
+def start_with_socket(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Starts a module whose standard input is the other end of the socket. Raises `OSError`."""
+    ours, theirs = socket.socketpair()
+    try:
+        with theirs:
+            child = subprocess.Popen(
+                module_command(module),
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                process_group=0,  # it keeps our session, and so its share of the processors
+            )
+    except OSError:
+        ours.close()
+        raise
+    return child, ours
+
+
+async def start_session(command: Sequence[str], **options: Any) -> asyncio.subprocess.Process:
+    """Starts a command of low priority, in a session that ends with us. Raises `OSError`."""
+    setpriv = shutil.which("setpriv")
+    dying_with_us = [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
+    leader = await asyncio.create_subprocess_exec(
+        *dying_with_us, *command, stdin=subprocess.DEVNULL, start_new_session=True, **options
+    )
+    try:
+        await lower_priority_of_session(leader.pid)
+    except BaseException:
+        await stop_session(leader, 0)
+        raise
+    return leader
+
+
+async def stop_session(leader: asyncio.subprocess.Process, patience_seconds: float) -> bool:
+    """Asks a child to stop; after its end or the patience, kills what is left of its session.
+
+    Returns true if it stopped by itself. A caller that is cancelled leaves nothing alive.
+    """
+    with suppress(ProcessLookupError):
+        leader.terminate()
+    try:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(leader.wait(), patience_seconds)
+        return leader.returncode is not None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(leader.pid, signal.SIGKILL)
+        await leader.wait()
 
 
 log = logging.getLogger(__name__)

@@ -37,8 +37,6 @@ import os
 import select
 import socket
 import struct
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -55,7 +53,7 @@ from service.journal.journal import Journal
 from service.journal.reader import JournalBatches
 from service.journal.state import Cut
 from service.runtime.health import Ongoing
-from service.runtime.process import Offload
+from service.runtime.process import Offload, start_with_socket
 from tailrace.logstore.batch import BATCH, RunKey
 from tailrace.logstore.clock import Clock
 from tailrace.logstore.filesystem import Disk, File
@@ -282,20 +280,9 @@ class EncodingWorker:
         """Starts the process. Raises `OSError` if it cannot be started."""
         self._ready = False
         self._working = threading.Lock()
-        self._socket, theirs = socket.socketpair()
+        self._process, self._socket = start_with_socket("service.shipping.encoding")
         self._news = select.poll()  # unlike select it takes descriptors above 1,023
         self._news.register(self._socket, select.POLLIN)
-        try:
-            with theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "service.shipping.encoding"],
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    process_group=0,  # Ctrl-C of a terminal must only reach the service
-                )
-        except OSError:
-            self._socket.close()
-            raise
 
     @property
     def pid(self) -> int:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from compactor.settings import load_settings
-from service.compaction import CompactionChild, RestartPolicy, job_command, job_environment
+from service.compaction import CompactionChild, job_command, job_environment
+from service.runtime.process import RestartPolicy
 from service.settings import Settings
 from tailrace.logstore.clock import SystemClock
 from tests.waiting import until

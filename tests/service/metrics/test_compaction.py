@@ -14,9 +14,10 @@ from prometheus_client.core import CollectorRegistry, CounterMetricFamily, Metri
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from service.compaction import CompactionChild, RestartPolicy
+from service.compaction import CompactionChild
 from service.metrics.declared import COMPACTION, CompactorFile, MetricSources, joined
 from service.metrics.scrape import family
+from service.runtime.process import RestartPolicy
 from tailrace.logstore.clock import SystemClock
 from tailrace.logstore.filesystem import Disk
 
