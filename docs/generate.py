@@ -254,9 +254,9 @@ def _settings() -> str:
 
 def _cli() -> str:
     text = (
-        "Exit status: 0 done, 1 an error, printed on stderr as `error:` and `hint:` (`verify`: "
-        "also faults, on stdout), 2 a wrong command line (`query`: a partial result), 130 "
-        "interrupted. `serve`: 3 if a stop left lines in the journal. `compact` exits as the "
+        "Exit status: 0 done, 1 an error, printed on stderr as `error:` and `hint:` (`verify`, "
+        "`doctor`: also faults, on stdout), 2 a wrong command line (`query`: a partial result), "
+        "130 interrupted. `serve`: 3 if a stop left lines in the journal. `compact` exits as the "
         "compactor does: 1 done with alarms, 3 nothing could be done, 4 something stored is "
         "damaged."
     )

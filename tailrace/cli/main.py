@@ -51,6 +51,7 @@ VERBS = {
     ),
     "token": Verb("tailrace.cli.token", "Make a token, and its lines for the rules of access."),
     "leases": Verb("tailrace.cli.leases", "Show which process works on what, and change it."),
+    "doctor": Verb("tailrace.cli.doctor", "Examine a set-up, and say what to do."),
     "deletions": Verb("tailrace.cli.deletions", "Show where lines of deleted runs may still be."),
     "verify": Verb("tailrace.cli.verify", "Compare everything that is stored, line by line."),
     "backup": Verb("tailrace.cli.backup", "Copy store and data folder into a folder of backups."),
