@@ -19,6 +19,7 @@ from service.http.errors import classify
 from service.metrics.aliases import NOT_EXPORTED
 from service.metrics.scrape import METRICS
 from service.settings import Settings
+from tailrace.cli.canary import METRICS as CANARY
 from tailrace.cli.main import VERBS
 from tailrace.forwarder.metrics import METRICS as FORWARDERS
 from tailrace.logstore import errors
@@ -86,6 +87,9 @@ _PIPELINES = textwrap.fill(
     "answer or a pipeline's file is wrong; both name all problems. What appenders declare for "
     "themselves has names that begin with `tailrace_pipelines_appender_`.",
     100,
+)
+_CANARY = textwrap.fill(
+    "Told by `tailrace canary` at `--listen`, with `/health/live` and `/health/ready`.", 100
 )
 _RENAMED = textwrap.fill(
     "Until the next version, these old names are exported beside the new ones, with the same "
@@ -310,6 +314,9 @@ def _metrics() -> str:
     pipelines = ((_code(m.name), m.kind, _codes(m.labels), m.help) for m in PIPELINES)
     table = _table("metric | kind | labels | what it says", pipelines)
     lines += ["## Log pipelines", "", _PIPELINES, "", *table, ""]
+    canary = ((_code(m.name), m.kind, _codes(m.labels), m.help) for m in CANARY)
+    table = _table("metric | kind | labels | what it says", canary)
+    lines += ["## The canary", "", _CANARY, "", *table, ""]
     lines += ["## Renamed", "", _RENAMED, "", *_table("old name | name", renamed), ""]
     lines += ["## Not exported", "", _NOT_EXPORTED, "", *_table("name | why", others)]
     return "\n".join(lines) + "\n"

@@ -14,6 +14,7 @@ import yaml
 from compactor.metrics import METRICS as COMPACTORS
 from service.metrics.scrape import METRICS
 from service.metrics.workers import UP
+from tailrace.cli.canary import METRICS as CANARIES
 from tailrace.forwarder.metrics import METRICS as FORWARDERS
 from tailrace.pipelines.process import METRICS as PIPELINES
 from tests.servers.promtool import promtool
@@ -30,6 +31,7 @@ NAMES = [rule["alert"] for rule in ALERTS]
 EXPORTED: dict[str, str] = {UP: "gauge"}
 EXPORTED |= {m.name: m.kind for m in METRICS} | {m.name: m.kind for m in COMPACTORS}
 EXPORTED |= {m.name: m.kind for m in PIPELINES} | {m.name: m.kind for m in FORWARDERS}
+EXPORTED |= {m.name: m.kind for m in CANARIES}
 BY_PROMETHEUS = {"up"}
 METRIC = re.compile(r"\b(?:tailrace|om)_\w+|\bup\b")
 

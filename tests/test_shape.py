@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ["service", "compactor", "tailrace", "client/tailrace_client"]
 
 # Lower these limits when the code gets better. Raise one only with a reason in the commit.
-MOST_MODULES = 387
-MOST_LINES = 127_510
+MOST_MODULES = 388
+MOST_LINES = 127_968
 MOST_OF_ONE_IMPORTER = 71
 LEAST_MEDIAN = 300
 

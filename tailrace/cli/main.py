@@ -52,6 +52,9 @@ VERBS = {
     "token": Verb("tailrace.cli.token", "Make a token, and its lines for the rules of access."),
     "leases": Verb("tailrace.cli.leases", "Show which process works on what, and change it."),
     "doctor": Verb("tailrace.cli.doctor", "Examine a set-up, and say what to do."),
+    "canary": Verb(
+        "tailrace.cli.canary", "Write numbered lines for ever, and read each back in two ways."
+    ),
     "deletions": Verb("tailrace.cli.deletions", "Show where lines of deleted runs may still be."),
     "verify": Verb("tailrace.cli.verify", "Compare everything that is stored, line by line."),
     "backup": Verb("tailrace.cli.backup", "Copy store and data folder into a folder of backups."),

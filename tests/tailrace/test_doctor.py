@@ -32,6 +32,7 @@ from tests.servers.minio import Bucket
 from tests.servers.ports import free_port
 from tests.servers.small_disks import small_disk
 from tests.service.test_main import service
+from tests.simulation.clocks import ShiftedClock
 
 _SECRET = {"nodes": {"secret": "a-secret-of-all-nodes"}}
 _NODE = "node-01-01KAYZ8Y5T9R3M2N1P0Q7S6V4W"
@@ -268,16 +269,9 @@ def bucket_of_nobody() -> Bucket:
     return Bucket(f"http://127.0.0.1:{free_port()}", "nowhere")
 
 
-class WrongClock(SystemClock):
-    """Three hours fast."""
-
-    def now_ms(self) -> int:
-        return super().now_ms() + 3 * 3_600_000
-
-
 @pytest.mark.minio
 def test_a_wrong_clock(bucket: Bucket, tmp_path: Path) -> None:
-    found = look(on(bucket, tmp_path), WrongClock())
+    found = look(on(bucket, tmp_path), ShiftedClock(3 * 3_600_000))
     expect(found, "clock", "fault", r"10(799|800|801) s ahead", "time service")
 
 
