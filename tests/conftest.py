@@ -27,6 +27,7 @@ from tests.servers.minio import Bucket, Minio, memory_folder, running_minio, why
 from tests.servers.namespaces import why_no_namespaces
 from tests.servers.nginx import why_no_nginx
 from tests.servers.openssl import why_no_openssl
+from tests.servers.prometheus import why_no_prometheus
 from tests.servers.promtool import why_no_promtool
 from tests.servers.quick_java import QUICK
 from tests.servers.small_disks import why_no_small_disks
@@ -43,6 +44,7 @@ settings.load_profile("patient")
 NEEDS: dict[str, tuple[str, Callable[[], str | None]]] = {
     "spark": ("Spark", why_no_spark),
     "promtool": ("promtool", why_no_promtool),
+    "prometheus": ("Prometheus", why_no_prometheus),
     "logrotate": ("logrotate", why_no_logrotate),
     "nginx": ("nginx", why_no_nginx),
     "openssl": ("openssl", why_no_openssl),

@@ -36,7 +36,7 @@ BY_PROMETHEUS = {"up"}
 METRIC = re.compile(r"\b(?:tailrace|om)_\w+|\bup\b")
 
 
-def _exported() -> set[str]:
+def exported() -> set[str]:
     """Every name that a sample of ours can have."""
     endings = {
         "counter": ("_total",),
@@ -112,19 +112,19 @@ def test_rules_that_always_fire_are_noticed(tmp_path: Path) -> None:
     assert _noticed(tmp_path, metric) == set(NAMES)
 
 
-def test_every_metric_that_a_rule_names_is_exported() -> None:
+def test_every_metric_that_a_rule_names_isexported() -> None:
     for rule in ALERTS:
         named = set(METRIC.findall(rule["expr"]))
         assert named, rule["alert"]
-        assert named <= _exported() | BY_PROMETHEUS, rule["alert"]
+        assert named <= exported() | BY_PROMETHEUS, rule["alert"]
 
 
-def test_metrics_that_the_words_of_a_rule_or_the_manual_name_are_exported() -> None:
+def test_metrics_that_the_words_of_a_rule_or_the_manual_name_areexported() -> None:
     names = set(EXPORTED)
     words = [text for rule in ALERTS for text in rule["annotations"].values()]
     words.append((ROOT / "docs" / "operate" / "monitoring.md").read_text())
     named = {name for text in words for name in re.findall(r"\b(?:tailrace|om)_\w+", text)}
-    assert named - _exported() - names == set()
+    assert named - exported() - names == set()
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=NAMES)
