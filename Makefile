@@ -1,7 +1,7 @@
 # The command list: `make` prints it, CI runs the same commands.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup run dev test check bench demo torture damage clients collector sim fuzz lock docs site page picture openapi clean
+.PHONY: help setup run dev test check bench demo torture damage clients collector sim fuzz lock dist wheels docs site page picture openapi clean
 
 PY := .venv/bin/python
 DATA ?= data
@@ -25,10 +25,11 @@ help: ## This list
 		/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 ##@ Use
-setup: ## Make .venv with what running needs, pyspark too where Java 17 is found
+setup: ## Make .venv with what running needs, and pyspark (430 MB) where Java 17 is found
 	@.ci/setup run
 
-run: setup ## Serve on 127.0.0.1:8790 with a store under ./data, compacting on a schedule
+run: ## Serve on 127.0.0.1:8790 with a store under ./data; it compacts if `make setup` found Java 17
+	@.ci/setup serve
 	@exec $(PY) -m tailrace serve --data $(DATA) $(ARGS)
 
 demo: setup ## Post 13 logs, kill -9, restart, close, compact twice, compare every byte
@@ -52,11 +53,12 @@ check: dev $(NPM) ## Lint, types, layers, the page's files, the documents' links
 	@cd page && npm run --silent check
 	@.venv/bin/hadolint Dockerfile
 	@.venv/bin/yamllint --strict docker-compose.yml .github
+	@.venv/bin/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/feature.yml
 	@.venv/bin/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 	@$(PY) -m docs.prose
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet
 	@.ci/newest-uvicorn
-	@.venv/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/ci.yml
+	@.venv/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 torture: dev ## kill -9 at random moments: KILLS=20, SEED=, STORE=local, minio or faults, OF=compactor, nodes, pipelines or forwarder
 	@$(PY) -m tests.$(if $(filter service,$(OF)),e2e,$(OF)).torture --store $(STORE) --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
@@ -103,6 +105,12 @@ picture: dev ## Write docs/use/page.png, the picture in the README, from real lo
 lock: ## Resolve pyproject.toml into requirements/*.txt, with hashes (with uv)
 	@.ci/lock
 
+dist: dev ## Make the source distributions and wheels of a release in dist/: REPOSITORY=, REF=
+	@rm -rf dist && .ci/dist dist
+
+wheels: dev ## Install the wheels with pip for each Python here (600 MB each), and serve from them
+	@$(PY) -m tests.install.environments
+
 clean: ## Remove caches and .venv; data stays
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv build dist *.egg-info */*.egg-info client/build forwarder/build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

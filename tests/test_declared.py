@@ -22,8 +22,19 @@ BROUGHT = {"py4j": "pyspark"}
 ELSEWHERE = {"metadata"}
 CLIENT = "tailrace_client"  # of `client/`, with the standard library alone
 
-_PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-_EXTRAS = _PROJECT["optional-dependencies"]
+_PROJECTS = {
+    name: tomllib.loads((ROOT / name / "pyproject.toml").read_text())
+    for name in (".", "forwarder", "client")
+}
+_EXTRAS = _PROJECTS["."]["project"]["optional-dependencies"]
+_RUN = [
+    requirement
+    for name in (".", "forwarder")
+    for requirement in [
+        *_PROJECTS[name]["dependency-groups"]["run"],
+        *_PROJECTS[name]["tool"]["tailrace"]["distributions"],
+    ]
+]
 
 
 def plain(name: str) -> str:
@@ -60,20 +71,33 @@ def missing(folders: list[str], known: set[str]) -> set[str]:
 
 
 def test_what_runs_imports_what_is_declared() -> None:
-    known = declared(_PROJECT["dependencies"]) | declared(_EXTRAS["spark"])
+    known = declared(_RUN) | declared(_EXTRAS["spark"])
     assert {"fastapi", "pyspark"} <= imported(RUNNING)
     assert missing(RUNNING, known) == set()
 
 
 def test_tests_and_benchmarks_import_what_is_declared() -> None:
-    everything = [*_PROJECT["dependencies"], *_EXTRAS["spark"], *_EXTRAS["dev"]]
+    everything = [*_RUN, *_EXTRAS["spark"], *_EXTRAS["dev"]]
     assert missing(DEVELOPING, declared(everything)) == set()
     assert imported(["client"]) == {CLIENT}
 
 
 def test_what_only_another_package_brings_is_found() -> None:
-    known = declared(_PROJECT["dependencies"]) | declared(_EXTRAS["spark"])
+    known = declared(_RUN) | declared(_EXTRAS["spark"])
     assert missing(RUNNING, known - {"starlette"}) == {"starlette"}
+
+
+def test_the_distributions_of_a_release_have_one_version_and_state_what_they_support() -> None:
+    projects = [one["project"] for one in _PROJECTS.values()]
+    assert len({project["version"] for project in projects}) == 1
+    for project in projects:
+        assert "Programming Language :: Python :: 3.14" in project["classifiers"]
+        assert "Typing :: Typed" in project["classifiers"]
+
+
+def test_only_a_package_that_has_to_be_is_pinned_exactly() -> None:
+    exact = {one.partition("==")[0] for one in [*_RUN, *_EXTRAS["spark"]] if "==" in one}
+    assert exact == {"duckdb", "duckdb-extension-httpfs", "pyspark"}
 
 
 @pytest.mark.in_turn(4, "the image")
@@ -87,7 +111,8 @@ def test_the_image_has_every_package(tmp_path: Path) -> None:
     installed = tmp_path / "installed"
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
     offline = ["--no-deps", "--no-build-isolation", "--no-index", f"--target={installed}"]
-    subprocess.run([*pip, *offline, "./client", "."], check=True, cwd=tmp_path / "build")
+    distributions = ["./client", "./forwarder", "."]
+    subprocess.run([*pip, *offline, *distributions], check=True, cwd=tmp_path / "build")
     for package in [*RUNNING, CLIENT]:
         folder = ROOT / ("client" if package == CLIENT else "") / package
         assert _sources(installed / package) == _sources(folder)
@@ -106,14 +131,18 @@ def test_actions_and_images_of_others_are_pinned_by_digest() -> None:
     composed = re.findall(
         r"^ *image: *(\S+)", (ROOT / "docker-compose.yml").read_text(), re.MULTILINE
     )
-    images = {image for image, _ in stages} - names | set(composed) - {"tailrace:latest"}
+    images = {image for image, _ in stages} - names | set(composed) - {
+        "tailrace:latest",
+        "tailrace:slim",
+    }
     assert len(images) >= 2
     assert [one for one in images if not re.fullmatch(r"\S+@sha256:[0-9a-f]{64}", one)] == []
 
 
 def _copy(name: str, to: Path) -> None:
     if (ROOT / name).is_dir():
-        shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
+        ignored = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
+        shutil.copytree(ROOT / name, to / name, symlinks=True, ignore=ignored)
     else:
         (to / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, to / name)

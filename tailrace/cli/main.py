@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 
 from tailrace.cli.terminal import say
 from tailrace.logstore.errors import TailraceError
@@ -21,10 +22,14 @@ from tailrace.logstore.errors import TailraceError
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """A subcommand: the module that does it, and one line of help."""
+    """A subcommand: the module that does it, and one line of help.
+
+    `light` are those that the distribution `tailrace-forwarder` has packages for.
+    """
 
     module: str
     help: str
+    light: bool = False
 
     def parser(self, name: str) -> argparse.ArgumentParser:
         """The verb's own command line."""
@@ -39,12 +44,16 @@ VERBS = {
     "serve": Verb("tailrace.cli.serve", "Run the service."),
     "compact": Verb("tailrace.cli.compact", "Ingest flushed segments into the table."),
     "forward": Verb(
-        "tailrace.cli.forward", "Ship log files through rotation, each line once, or stdin."
+        "tailrace.cli.forward",
+        "Ship log files through rotation, each line once, or stdin.",
+        light=True,
     ),
-    "run": Verb("tailrace.cli.run", "Run a command and ship its output as a run."),
-    "query": Verb("tailrace.cli.query", "Search across all runs."),
+    "run": Verb("tailrace.cli.run", "Run a command and ship its output as a run.", light=True),
+    "query": Verb("tailrace.cli.query", "Search across all runs.", light=True),
     "tail": Verb(
-        "tailrace.cli.tail", "Follow a run, the newest of a pipeline, or all whose names match."
+        "tailrace.cli.tail",
+        "Follow a run, the newest of a pipeline, or all whose names match.",
+        light=True,
     ),
     "pipelines": Verb(
         "tailrace.cli.pipelines", "Feed segments to appenders: files, outputs, other systems."
@@ -61,8 +70,13 @@ VERBS = {
     "restore": Verb(
         "tailrace.cli.restore", "Copy a backup back into an empty store and data folder."
     ),
-    "completion": Verb("tailrace.cli.remote", "Print what completes its words in a shell."),
+    "completion": Verb(
+        "tailrace.cli.remote", "Print what completes its words in a shell.", light=True
+    ),
 }
+
+
+_DISTRIBUTION = "tailrace-client"  # it is always there, and a release has one version
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,6 +89,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verb = VERBS.get(words[0]) if words else None
     if verb is None:
         return _without_verb(words)
+    if not verb.light and find_spec("service") is None:
+        from tailrace.logstore.java import install_command
+
+        complain(
+            f"`tailrace {words[0]}` is not part of tailrace-forwarder, which is installed alone",
+            f"Run `{install_command('tailrace')}`.",
+        )
+        return 1
     parsed = _parsed(verb.parser(words[0]), words[1:])
     try:
         status: int = importlib.import_module(verb.module).run(parsed)
@@ -118,7 +140,7 @@ def overview() -> argparse.ArgumentParser:
         epilog=f"verbs:\n{verbs}\n\n`tailrace VERB --help` lists the flags of a verb.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"tailrace {version('tailrace')}")
+    parser.add_argument("--version", action="version", version=f"tailrace {version(_DISTRIBUTION)}")
     parser.add_argument("verb", nargs="?", metavar="VERB", choices=list(VERBS), help="what to do")
     return parser
 

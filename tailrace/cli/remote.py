@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import quote
 
 import argcomplete
 import httpx
@@ -25,6 +24,7 @@ from tailrace.logstore.errors import InvalidInput, NotFound, TailraceError, Unav
 from tailrace.logstore.filesystem import hint_of_trust, read_token, trust
 from tailrace.logstore.retry import Backoff
 from tailrace_client.command import add_ca_file
+from tailrace_client.service import name as path_name
 
 # Requests from the command line: the service's address, and errors of ours.
 
@@ -82,11 +82,10 @@ def trusted(ca_file: str) -> ssl.SSLContext | bool:
 
 
 def component(name: str) -> str:
-    """A name as one part of a path, and not as a verb."""
-    # Late: `tailrace tail` loads nothing of the service before it asks.
-    from service.http.targets import RESERVED, spelled
-
-    return spelled(name) if name in RESERVED else quote(name, safe="")
+    """A name as one part of a path, and not as a verb. Raises `InvalidInput` for an empty one."""
+    if not name:
+        raise InvalidInput("the name of a pipeline or a run is empty")
+    return path_name(name)
 
 
 @contextmanager

@@ -6,14 +6,20 @@ and pyspark in this environment. Nothing is installed and nothing is started but
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 OLDEST = 17
+# Environments that an installer makes for one program, by a part of their path.
+_INSTALLERS = {
+    "/uv/tools/": "uv tool install {}",
+    "/uv/archive-": "uvx --from {} tailrace",
+    "/pipx/venvs/": "pipx install --force {}",
+}
 _VERSION = re.compile(r'version "(?:1\.)?([0-9]+)')
 
 
@@ -54,16 +60,18 @@ def why_no_java() -> str | None:
 def why_no_spark() -> str | None:
     """A sentence that says what Spark misses here; None if it can run."""
     reason = why_no_java()
-    if reason is None and importlib.util.find_spec("pyspark") is None:
+    if reason is None and find_spec("pyspark") is None:
         return f"pyspark is not installed; `{install_command()}` installs it"
     return reason
 
 
-def install_command(package: str = __file__) -> str:
-    """The command that adds Spark to this installation, by the place of the file `package`."""
-    root = Path(package).resolve().parents[2]
-    if (root / ".ci" / "setup").exists():
+def install_command(requirement: str = "tailrace[spark]", *, package: str = __file__) -> str:
+    """The command that adds a requirement to this installation, which has the file `package`."""
+    place = Path(package).resolve()
+    if (place.parents[2] / ".ci" / "setup").exists():
         return "make setup"
-    if Path("uv", "tools").as_posix() in root.as_posix():
-        return "uv tool install 'tailrace[spark]'"
-    return "pip install 'tailrace[spark]'"
+    name = f"'{requirement}'" if "[" in requirement else requirement
+    for folders, command in _INSTALLERS.items():
+        if folders in place.as_posix():
+            return command.format(name)
+    return f"{'pip' if find_spec('pip') else 'uv pip'} install {name}"
