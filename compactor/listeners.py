@@ -312,7 +312,8 @@ class PushGateway:
             url = httpx.URL(address)
         except httpx.InvalidURL as error:
             raise InvalidInput(
-                f"compaction.push_gateway is no address: {error}", field="compaction.push_gateway"
+                f"compaction.push_gateway is not an address: {error}",
+                field="compaction.push_gateway",
             ) from error
         path = url.path.rstrip("/")
         self._auth = httpx.BasicAuth(url.username, url.password) if url.username else None

@@ -31,11 +31,11 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Runs the command and gives its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tailrace_client", allow_abbrev=False)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    send = verbs.add_parser("send", help="deliver what a spool holds")
-    send.add_argument("spool", help="the folder that programs were given as their spool")
-    send.add_argument("--url", help="deliver only what is for this service (default: every one)")
+    send = verbs.add_parser("send", help="deliver the records in a spool")
+    send.add_argument("spool", help="the folder that programs use as their spool")
+    send.add_argument("--url", help="deliver only records for this service (default: all services)")
     send.add_argument(
-        "--seconds", type=float, default=60.0, help="how long to try (default: %(default)s)"
+        "--seconds", type=float, default=60.0, help="how long to retry (default: %(default)s)"
     )
     add_ca_file(send)
     configure(verbs.add_parser("run", help="run a command and ship its output as a run"))
@@ -97,7 +97,7 @@ class _Sending:
             _say(str(error))
             return 1
         if queue is None:
-            _say(f"{path} belongs to a program that runs")
+            _say(f"{path} belongs to a program that is still running")
             return 1
         try:
             self.sender.report_start(queue)
@@ -111,8 +111,8 @@ class _Sending:
                 queue.closed()
             if queue.kept_close:
                 _say(
-                    "how the run ended does not read: the run is closed without an outcome, and"
-                    f" the note is kept in {queue.kept_close}"
+                    f"the recorded end of the run cannot be read: the run is closed without an "
+                    f"outcome, and the record is kept in {queue.kept_close}"
                 )
             return 0
         finally:

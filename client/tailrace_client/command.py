@@ -73,7 +73,7 @@ def add_ca_file(parser: argparse.ArgumentParser, default: Any = None) -> None:
         "--ca-file",
         metavar="FILE",
         default=default or os.environ.get("TAILRACE_CA_FILE", ""),
-        help="certificates (PEM) of the authority that the service's is from (default:"
+        help="certificate (PEM) of the authority that signed the service's certificate (default:"
         " $TAILRACE_CA_FILE, else the machine's)",
     )
 
@@ -309,13 +309,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_ca_file(parser)
     parser.add_argument("--fqn", metavar="F", required=True, help="name of the pipeline")
     parser.add_argument(
-        "--run", metavar="R", help="id of the run (default: a new one, said on stderr)"
+        "--run", metavar="R", help="id of the run (default: a new one, printed on stderr)"
     )
     parser.add_argument(
         "--spool",
         metavar="DIR",
         default=DEFAULT_SPOOL,
-        help="folder for what is not delivered yet (default: %(default)s)",
+        help="folder for records that are not delivered yet (default: %(default)s)",
     )
     parser.add_argument(
         "--durability", default="durable", choices=DURABILITIES, help="default: %(default)s"
@@ -334,7 +334,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_const",
         const=TERMINAL,
         default=SEPARATE,
-        help="give the command a terminal: it writes at once, with colours and progress bars",
+        help="run the command in a terminal: it does not buffer output, and shows colours and "
+        "progress bars",
     )
     outputs.add_argument(
         "--merge",
@@ -343,7 +344,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         const=MERGED,
         help="read stdout and stderr through one pipe, in the exact order of the writes",
     )
-    parser.add_argument("command", nargs="+", metavar="CMD", help="the command, behind --")
+    parser.add_argument("command", nargs="+", metavar="CMD", help="the command, after --")
 
 
 def run(parsed: argparse.Namespace) -> int:

@@ -65,7 +65,7 @@ class Stats(NamedTuple):
 class Left(NamedTuple):
     """The number of records that could not be delivered in time, and their folder.
 
-    `lost` are further ones that are not in it, since the spool cannot be written.
+    `lost` are further ones that are not in it, because the spool cannot be written.
     """
 
     records: int

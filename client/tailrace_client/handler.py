@@ -75,7 +75,9 @@ class Handler(logging.Handler):
     ) -> None:
         if outcome not in (None, AUTO, *OUTCOMES):
             known = ", ".join((AUTO, *OUTCOMES))
-            raise InvalidRequest(f"{outcome!r} is no outcome", hint=f"None, or one of {known}.")
+            raise InvalidRequest(
+                f"{outcome!r} is not an outcome", hint=f"Use None, or one of {known}."
+            )
         ids = BatchIds()
         service = Service(
             url,
@@ -162,10 +164,7 @@ class Handler(logging.Handler):
             self._say(left_behind(left, self.fqn, self.run))
 
     def _unhandled(
-        self,
-        kind: Type[BaseException],
-        error: BaseException,
-        trace: Optional[TracebackType],
+        self, kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]
     ) -> None:
         if os.getpid() == self.delivery.owner:
             stopped = issubclass(kind, KeyboardInterrupt)
@@ -220,10 +219,11 @@ def left_behind(left: Left, fqn: str, run: str) -> str:
     if left.lost and not left.records:
         return lost
     if not left.records:
-        what = "the wish to close it"
+        what = "the request to close it"
     return (lost + "; " if left.lost else "") + (
-        f"run {fqn}/{run}: {what} could not be delivered in time and wait in {left.folder}. The"
-        f" next program with this spool delivers them; so does: python -m tailrace_client send"
+        f"run {fqn}/{run}: {what} could not be delivered in time, and wait in {left.folder}. The "
+        f"next program with this spool delivers them. To deliver them now, run: python -m "
+        f"tailrace_client send"
         f" {os.path.dirname(left.folder)}"
     )
 

@@ -64,12 +64,12 @@ def read_page(service: Service, path: str, after: Optional[str], limit: int) -> 
         objects = [json.loads(line) for line in answer.body.split(b"\n") if line]
         records = tuple(_record(value) for value in objects if "ulid" in value)
     except (ValueError, KeyError, TypeError) as error:
-        raise Unavailable("a page broke off, or is no page of records") from error
+        raise Unavailable("a page ended early, or is not a page of records") from error
     last = objects[-1] if objects else {}
     if "error" in last:
-        raise Unavailable(f"a page broke off: {last['error'].get('detail')}")
+        raise Unavailable(f"a page ended early: {last['error'].get('detail')}")
     if "stats" not in last:
-        raise Unavailable("a page broke off before its end")
+        raise Unavailable("a page ended early")
     stats = last["stats"]
     following = stats.get("after")
     again = stats.get("again") is True
@@ -91,9 +91,9 @@ def has_batch(service: Service, path: str, batch: str) -> bool:
         found = any(value.get("ulid") == batch for value in objects)
         whole = "stats" in objects[-1]
     except (ValueError, LookupError, AttributeError, TypeError) as error:
-        raise Unavailable("a page broke off, or is no page of records") from error
+        raise Unavailable("a page ended early, or is not a page of records") from error
     if not found and not whole:
-        raise Unavailable("a page broke off before its end")
+        raise Unavailable("a page ended early")
     return found
 
 
@@ -151,7 +151,7 @@ def follow(
             yield from stream.connection()
             if stream.complete:
                 return
-            problem = Unavailable("the stream ended before its run")
+            problem = Unavailable("the stream ended before the run did")
         except Unavailable as error:
             problem, retry_after = error, error.retry_after
         if system.monotonic() - stream.heard_at > patience_seconds:

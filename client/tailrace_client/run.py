@@ -171,7 +171,9 @@ class Run:
         if not body:
             return None
         if batch is not None and not is_batch_id(batch):
-            raise InvalidRequest(f"{batch!r} is no batch id", hint="Use one that an error gave.")
+            raise InvalidRequest(
+                f"{batch!r} is not a batch id", hint="Use the batch id that the error named."
+            )
         chosen = self.durability if durability is None else check_durability(durability)
         began_ms, used = system.steady_ms(), batch or self._ids.mint()
         if self._report and self._presence is None:
@@ -206,7 +208,9 @@ class Run:
         it is finished. It never waits for the service, and raises nothing about it.
         """
         if "\n" in line.rstrip("\r\n"):
-            raise InvalidRequest("an unfinished line is one line", hint="Append finished lines.")
+            raise InvalidRequest(
+                "an unfinished line must be a single line", hint="Append finished lines."
+            )
         state = last_state(line.rstrip("\r\n").encode("utf-8", "replace"))
         self._unfinished.show("run", state)
 
@@ -219,7 +223,7 @@ class Run:
         """
         if outcome is not None and outcome not in OUTCOMES:
             raise InvalidRequest(
-                f"{outcome!r} is no outcome", hint=f"One of {', '.join(OUTCOMES)}."
+                f"{outcome!r} is not an outcome", hint=f"One of {', '.join(OUTCOMES)}."
             )
         if self._presence is not None:
             self._presence.stop()
@@ -282,7 +286,7 @@ def check_durability(durability: str) -> str:
     """Raises `InvalidRequest` for one that the service does not know."""
     if durability not in DURABILITIES:
         raise InvalidRequest(
-            f"{durability!r} is no durability", hint=f"One of {', '.join(DURABILITIES)}."
+            f"{durability!r} is not a durability", hint=f"One of {', '.join(DURABILITIES)}."
         )
     return durability
 
@@ -347,7 +351,8 @@ def receipt_of(answer: Answer) -> Optional[Receipt]:
         )
     except (ValueError, KeyError, TypeError) as error:
         raise Unavailable(
-            "the answer to a batch is no receipt", hint="Is this the address of a Tailrace service?"
+            "the reply to a batch is not a receipt",
+            hint="Is this the address of a Tailrace service?",
         ) from error
 
 
@@ -387,7 +392,9 @@ def _shared(attributes: Optional[Mapping[str, str]], kind: str) -> str:
     if not attributes:
         return ""
     if kind != TEXT:
-        raise InvalidRequest("records have attributes of their own", hint="Put them in each.")
+        raise InvalidRequest(
+            "records have attributes of their own", hint="Put the attributes into each record."
+        )
     header = attributes_header(attributes)
     if header is None:
         raise InvalidRequest(
@@ -402,7 +409,7 @@ def _body(
     records: Optional[Iterable[Mapping[str, Any]]],
 ) -> tuple[bytes, str]:
     if sum(part is not None for part in (text, lines, records)) != 1:
-        raise InvalidRequest("an append has one of text, lines and records")
+        raise InvalidRequest("an append takes exactly one of text, lines and records")
     if records is not None:
         try:
             return encode_records(records), RECORDS

@@ -239,7 +239,7 @@ class Sender:
         why = "conflict" if isinstance(error, errors.BatchConflict) else "refused"
         with self._lock():
             path = queue.set_aside(batch, why)
-        kept = f"kept in {path}" if path else "lost, since the spool cannot be written"
+        kept = f"kept in {path}" if path else "lost, because the spool cannot be written"
         self._say(f"the service refused {records} records, which are {kept}: {error}")
 
     def _later(self, error: TailraceError) -> bool:

@@ -63,11 +63,11 @@ class Service:
         if parts.username is not None or parts.password is not None:
             raise InvalidRequest("the address has a user or password in it", hint="Use token=.")
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidRequest(f"{url!r} is no address", hint="Use http://host:port.")
+            raise InvalidRequest(f"{url!r} is not an address", hint="Use http://host:port.")
         if parts.query or parts.fragment:
             raise InvalidRequest("the address has a query or a fragment", hint="Leave it out.")
         if token is not None and not (token and all(ord(c) in _PRINTABLE for c in token)):
-            raise InvalidRequest("the token is empty, or has characters that no header can have")
+            raise InvalidRequest("the token is empty, or has characters that a header cannot hold")
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
         self.timeout_seconds = timeout_seconds
         self._host, self._port = parts.hostname, parts.port
@@ -215,7 +215,7 @@ class Service:
             raise Redirected(
                 f"{self.url} redirects to {target}",
                 status=status,
-                hint="Give the address that answers itself: redirects are not followed.",
+                hint="Redirects are not followed: use the address that it redirects to.",
             )
         error = from_answer(
             status,
@@ -231,7 +231,7 @@ class Service:
         reason = str(error) or type(error).__name__
         hint = ""
         if isinstance(error, ssl.SSLCertVerificationError):
-            hint = "Name its authority's certificate with ca_file, --ca-file or SSL_CERT_FILE."
+            hint = "Name the certificate of its authority with ca_file, --ca-file or SSL_CERT_FILE."
         return Unavailable(f"no answer from {self.url}: {reason}", hint=hint)
 
 

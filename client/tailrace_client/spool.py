@@ -430,7 +430,7 @@ def read_target(path: str) -> Target:
             raise ValueError(f"{path} has version {value['version']}: use a newer tailrace-client")
         return Target(*(str(value[field]) for field in Target._fields))
     except (OSError, KeyError, TypeError, _Changed) as error:
-        raise ValueError(f"{path} is no queue of a spool: {error}") from error
+        raise ValueError(f"{path} is not a queue of a spool: {error}") from error
 
 
 class _Changed(ValueError):
@@ -447,9 +447,9 @@ def _whole(data: bytes) -> Dict[str, Any]:
     try:
         value = json.loads(data)
     except ValueError as error:
-        raise _Changed(f"it is no JSON: {error}") from error
+        raise _Changed(f"it is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise _Changed("it is no JSON object")
+        raise _Changed("it is not a JSON object")
     check = value.pop("check", None)
     if check is not None and check != _check_of(value):
         raise _Changed("it does not match its checksum")

@@ -408,7 +408,7 @@ class ProxyRule(PeopleRules):
             try:
                 network = ipaddress.ip_network(one)
             except ValueError as error:
-                raise ValueError(f"{one!r} is no address and no network: {error}") from error
+                raise ValueError(f"{one!r} is neither an address nor a network: {error}") from error
             if network.prefixlen == 0:
                 raise ValueError(f"{one} is every address: anybody could name themselves")
         return listed
@@ -590,7 +590,7 @@ class Issuer:
             if value is not None and not (
                 type(value) in (int, float) and abs(value) <= _LAST_SECOND
             ):
-                raise NotAuthenticated(f"the token's claim {name} is no time")
+                raise NotAuthenticated(f"the token's claim {name} is not a time")
         if claims.get("exp") is not None and claims["exp"] + skew <= now:
             raise NotAuthenticated("the token has expired")
         if max(claims.get("nbf") or 0, claims.get("iat") or 0) - skew > now:

@@ -129,10 +129,7 @@ def events_of(batch: pa.RecordBatch) -> Iterator[Event]:
             name: column[number] for name, column in zip(names, columns, strict=True)
         }
         carried = attributes[number]
-        yield event | {
-            "ts": time // 1000,
-            "attributes": None if carried is None else dict(carried),
-        }
+        yield event | {"ts": time // 1000, "attributes": None if carried is None else dict(carried)}
 
 
 class EventEncoder:
@@ -319,7 +316,7 @@ def _place(offset: str) -> str:
         return encode_place(int(ulids.parse(offset.upper())))
     except InvalidInput as error:
         raise InvalidInput(
-            f"fromOffset is no offset: {offset[:80]!r}",
+            f"fromOffset is not an offset: {offset[:80]!r}",
             field="fromOffset",
             hint="Pass `offset` of an event, or leave it out for the latest events.",
         ) from error

@@ -219,7 +219,7 @@ def parse_attributes(value: bytes, kind: str) -> dict[str, str]:
     """
     if kind != "text":
         raise InvalidInput(
-            f"{FIELD} is there, and the body is no text",
+            f"{FIELD} is there, and the body is not text",
             field=FIELD,
             hint="Send the lines as text/plain, or each record's attributes in the record.",
         )

@@ -282,12 +282,7 @@ async def _record_pieces(
 
 
 async def whole_run(
-    node: NodeApi,
-    key: RunKey,
-    *,
-    by_ulid: bool,
-    silent: Sequence[str] = (),
-    held: bool = False,
+    node: NodeApi, key: RunKey, *, by_ulid: bool, silent: Sequence[str] = (), held: bool = False
 ) -> tuple[int, AsyncIterator[bytes]]:
     """Returns the status and all records of the run in its present state, or those that are `held`.
 
@@ -467,7 +462,7 @@ def _record(at: str | None) -> int | None:
         return int(ulid.parse(at.upper()))
     except InvalidInput as error:
         raise InvalidInput(
-            f"at is no ULID: {at[:80]!r}", field="at", hint="Searches give each record's `ulid`."
+            f"at is not a ULID: {at[:80]!r}", field="at", hint="Searches give each record's `ulid`."
         ) from error
 
 

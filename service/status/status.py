@@ -150,7 +150,7 @@ class UnfinishedLine(NamedTuple):
         """Reads the JSON of a client. Raises `InvalidInput`."""
         producer, number, text = (value.get(name) for name in ("producer", "number", "text"))
         if not isinstance(producer, str) or not 0 < len(producer) <= _NAME_CHARS:
-            raise InvalidInput("producer is no name of 1 to 100 characters", field="producer")
+            raise InvalidInput("producer is not a name of 1 to 100 characters", field="producer")
         if type(number) is not int:
             raise InvalidInput("number is not a whole number", field="number")
         if not isinstance(text, str) or len(text) > MOST_CHARS or "\n" in text:
@@ -248,10 +248,7 @@ class RunStatus:
             settings.report_cache_bytes, lambda report: len(report.body), least=1
         )
         self.endings = Endings(
-            self.get,
-            clock,
-            grace_seconds=settings.finish_grace_seconds,
-            look_seconds=look_seconds,
+            self.get, clock, grace_seconds=settings.finish_grace_seconds, look_seconds=look_seconds
         )
         self.unfinished = UnfinishedOfRuns(clock, lambda key: self._tail().nudge(key))
         self.expiry = expiry

@@ -95,7 +95,9 @@ class BackupFolder:
             self._fs.make_folders(self._lists)
             lock = self._fs.lock(f"{self.path}/lock", wait=False)
         if lock is None:
-            raise Conflict(f"another backup into {self.path} goes on", hint="Wait until it ends.")
+            raise Conflict(
+                f"another backup is writing to {self.path}", hint="Wait until it finishes."
+            )
         try:
             yield
         finally:
@@ -133,8 +135,8 @@ class BackupFolder:
         if not ids:
             raise InvalidInput(
                 f"{self.path} holds no backup",
-                hint="A backup that was cut off does not count. Name the folder that `tailrace"
-                " backup` was given.",
+                hint="An interrupted backup does not count. Name the folder that `tailrace "
+                "backup` wrote to.",
             )
         if wanted is not None and wanted not in ids:
             raise InvalidInput(f"{self.path} holds no backup {wanted}", hint="See --list.")
@@ -159,13 +161,13 @@ class BackupFolder:
             lines = gzip.decompress(body).splitlines(keepends=True)
             end = orjson.loads(lines[-1])
             if end["sha256"] != hashlib.sha256(b"".join(lines[:-1])).hexdigest():
-                raise ValueError("its checksum is another")
+                raise ValueError("its checksum does not match")
             header = orjson.loads(lines[0])
             if header["format"] > FORMAT:
                 raise UnsupportedVersion(f"{path} has format {header['format']}")
             entries = tuple([BackupEntry(**orjson.loads(line)) for line in lines[1:-1]])
             if (len(entries), header["id"]) != (end["entries"], wanted):
-                raise ValueError("it is cut, or of another backup")
+                raise ValueError("it is truncated, or it belongs to another backup")
             return _backup(header, entries, tuple(end["absent"]))
         except (
             OSError,

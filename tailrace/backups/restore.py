@@ -86,15 +86,18 @@ class Restore:
     # --- the target ------------------------------------------------------------------
 
     async def _check_empty(self) -> None:
-        hint = "Restore into new places, or use --replace, which removes what they hold."
+        hint = (
+            "Restore into an empty store and data folder, or use --replace, which deletes"
+            " their contents."
+        )
         if self.with_data:
             for name in (IDENTITY, JOURNAL, WORKERS):
                 if (found := f"{self.data}/{name}") and self._exists(found):
-                    raise Conflict(f"the data folder is not empty: there is {found}", hint=hint)
+                    raise Conflict(f"the data folder is not empty: it holds {found}", hint=hint)
         if self.store is not None:
             async for info in self.store.list(""):
                 where = self.store.uri(info.key)
-                raise Conflict(f"the store is not empty: there is {where}", hint=hint)
+                raise Conflict(f"the store is not empty: it holds {where}", hint=hint)
 
     def _exists(self, path: str) -> bool:
         return self.fs.stat(path) is not None or any(True for _ in self.fs.scan(path))

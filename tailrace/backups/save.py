@@ -309,7 +309,7 @@ async def _copy_files(
             whole = {name: entry for name, entry in whole.items() if name in left}
     raise Conflict(
         f"the journal in {data}/{path} released files faster than they were copied",
-        hint="Copy to a faster disk, or when fewer lines come.",
+        hint="Back up to a faster disk, or at a time with fewer writes.",
     )
 
 

@@ -53,8 +53,8 @@ async def back_up(
     for place in inside:
         if f"{folder.path}/".startswith(f"{os.path.abspath(place)}/"):  # noqa: ASYNC240
             raise InvalidInput(
-                f"{folder.path} is inside {place}, which is to be backed up",
-                hint="Name a folder elsewhere, best on another disk.",
+                f"{folder.path} is inside {place}, which the backup would include",
+                hint="Name a folder outside of it, preferably on another disk.",
             )
     made, created_ms, known = folder.fresh_id(), clock.now_ms(), folder.newest()
     with folder.held():
@@ -108,13 +108,6 @@ async def restore(
     backup = folder.chosen(wanted, parts.names)
     async with open_store(settings, clock, entropy, Disk()) as store:
         work = Restore(
-            folder,
-            backup,
-            disk,
-            data,
-            store if parts.store else None,
-            parts.data,
-            clock,
-            entropy,
+            folder, backup, disk, data, store if parts.store else None, parts.data, clock, entropy
         )
         return backup, await work.run(replace_all=replace_all)

@@ -21,14 +21,16 @@ from tailrace.logstore.progress import Line, ProgressLine
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Into which folder, and what."""
-    parser.add_argument("folder", metavar="FOLDER", help="folder of backups, made if need be")
+    parser.add_argument(
+        "folder", metavar="FOLDER", help="folder of backups; created if it does not exist"
+    )
     add_source(parser)
     add_only(parser, "back up")
     parser.add_argument(
         "--keep",
         metavar="N",
         type=positive,
-        help="afterwards remove all backups in the folder but the newest N",
+        help="afterwards, remove all backups in the folder except the newest N",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -86,7 +88,11 @@ def run(arguments: argparse.Namespace) -> int:
             say(f"removed: {removed} older backups")
         for node in backup.registered:
             if node not in backup.nodes and parts.data:
-                say(f"note: the journal of {node} is not in it; its machine has it", sys.stderr)
+                say(
+                    f"note: the journal of {node} is not in the backup: it is on the node's own "
+                    f"machine",
+                    sys.stderr,
+                )
     for key in backup.absent:
         say(f"warning: the store itself lacks {key}; see `tailrace verify`", sys.stderr)
     return 1 if backup.absent else 0

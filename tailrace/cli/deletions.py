@@ -17,9 +17,11 @@ _PLACES = 3  # named in a line
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the flags."""
-    parser.add_argument("fqn", nargs="?", metavar="PIPELINE", help="only those of this pipeline")
+    parser.add_argument(
+        "fqn", nargs="?", metavar="PIPELINE", help="only deletions of this pipeline"
+    )
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="newest N (default: 20)")
-    parser.add_argument("--json", action="store_true", help="a line of JSON for each deletion")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     add_url(parser)
 
 
@@ -29,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     for row in rows:
         say(json.dumps(row, ensure_ascii=False) if arguments.json else _line(row), sys.stdout)
     if not rows and not arguments.json:
-        say("No deletion is known.", sys.stdout)
+        say("No deletions are recorded.", sys.stdout)
     return 0 if all(row["state"] == "erased" for row in rows) else 1
 
 

@@ -55,15 +55,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "target",
         metavar="TARGET",
         nargs="*",
-        help="services with one store: host:port, https://host, srv+http://name; or `state list`,"
-        " `state export`, `state reset`, for what is known of files",
+        help="services that share one store: host:port, https://host, srv+http://name; or `state "
+        "list`, `state export` or `state reset`, to show or reset the recorded state of files",
     )
     parser.add_argument(
-        "--config", metavar="FILE", help="which files to ship, and where to; without it: stdin"
+        "--config",
+        metavar="FILE",
+        help="configuration: which files to ship, and to which "
+        "services; without it, stdin is shipped",
     )
     parser.add_argument("--fqn", metavar="F", help="name of the pipeline")
     parser.add_argument(
-        "--run", metavar="R", help="id of the run (default: a new one, said on stderr)"
+        "--run", metavar="R", help="id of the run (default: a new one, printed on stderr)"
     )
     parser.add_argument("--prefix", metavar="P", default="", help="text before each line")
     parser.add_argument(
@@ -80,21 +83,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--on-full",
         choices=POLICIES,
         default="block",
-        help="when the spool has --spool-bytes: read no more, drop the oldest batch, or go on as"
-        " long as the disk does (default: %(default)s)",
+        help="when the spool reaches --spool-bytes: stop reading, drop the oldest batch, or "
+        "continue until the disk is full (default: %(default)s)",
     )
     parser.add_argument(
         "--spool",
         metavar="DIR",
         default=DEFAULT_SPOOL,
-        help="folder for what is not delivered yet (default: %(default)s)",
+        help="folder for records that are not delivered yet (default: %(default)s)",
     )
     parser.add_argument(
         "--spool-bytes",
         metavar="N",
         type=int,
         default=_SPOOL_BYTES,
-        help="room in the spool (default: %(default)s)",
+        help="maximum size of the spool (default: %(default)s)",
     )
     parser.add_argument(
         "--token-file",
@@ -125,7 +128,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--damaged",
         action="store_true",
-        help="`state reset`: what a damaged log has lost; the rest of it is kept",
+        help="`state reset`: give up the states that a damaged checkpoint log lost; the others "
+        "are kept",
     )
 
 
@@ -141,7 +145,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _forward_files(arguments: argparse.Namespace) -> int:
     if arguments.target:
         raise InvalidInput(
-            "--config and targets are two ways to say where to", hint="Leave one of them out."
+            "--config and targets both name the services", hint="Leave one of them out."
         )
     config = read(arguments.config)
     from tailrace.forwarder.main import forward  # after a refusal, which need not wait for it
@@ -152,11 +156,11 @@ def _forward_files(arguments: argparse.Namespace) -> int:
 def _forward_stdin(arguments: argparse.Namespace) -> int:
     if not arguments.target:
         raise InvalidInput(
-            "there is no target",
+            "no target is given",
             hint="Ship files with --config FILE, or stdin with 127.0.0.1:8790 --fqn F.",
         )
     if not arguments.fqn:
-        raise InvalidInput("--fqn is missing", hint="It names the pipeline.")
+        raise InvalidInput("--fqn is missing", hint="Give the name of the pipeline: --fqn NAME.")
     ids = BatchIds()
     name = arguments.run or ids.mint()
     closing = _closing(arguments.close)
@@ -182,7 +186,7 @@ def _forward_stdin(arguments: argparse.Namespace) -> int:
     with ProgressLine(line, forwarding.progress, SystemClock(), say):
         forwarding.run()
         if stopped:
-            say(f"signal {stopped[0]}: reads no more, and delivers what was read")
+            say(f"signal {stopped[0]}: stops reading, and delivers the lines that it has read")
         return forwarding.finish(None if stopped else closing, arguments.exit_seconds)
 
 
@@ -242,7 +246,7 @@ def _closing(outcome: str | None) -> Closing | None:
         return None
     if outcome and outcome not in OUTCOMES:
         raise InvalidInput(
-            f"--close {outcome!r} is no outcome", hint=f"One of {', '.join(OUTCOMES)}."
+            f"--close {outcome!r} is not an outcome", hint=f"One of {', '.join(OUTCOMES)}."
         )
     return Closing(outcome or None)
 
@@ -281,14 +285,14 @@ def run_state(words: Sequence[str], arguments: argparse.Namespace) -> int:
     """Does what the words say. Raises `InvalidInput` and what the checkpoints raise."""
     if not words or words[0] not in _ACTS:
         raise InvalidInput(
-            "what is to be done with the state?", hint=f"One of: state {', state '.join(_ACTS)}."
+            "the action on the state is missing", hint=f"One of: state {', state '.join(_ACTS)}."
         )
     act, files = words[0], words[1:]
     folder = arguments.storage or _configured(arguments.config)
     if act == "reset":
         return _reset(folder, files, arguments)
     if files:
-        raise InvalidInput(f"state {act} takes no files", hint="It shows all of them.")
+        raise InvalidInput(f"state {act} takes no files", hint="It always shows all files.")
     states = sorted(read_states(folder).values(), key=lambda state: (state.path, state.id))
     if act == "export":
         for state in states:
@@ -305,8 +309,8 @@ def _configured(config: str | None) -> str:
 def _reset(folder: str, files: Sequence[str], arguments: argparse.Namespace) -> int:
     if bool(files) + arguments.all + arguments.damaged != 1:
         raise InvalidInput(
-            "what is to be reset?",
-            hint="Name files, by path, pattern or id; or --all; or --damaged.",
+            "`state reset` needs files",
+            hint="Name files by path, pattern or id, or use --all or --damaged.",
         )
     salvage = arguments.all or arguments.damaged
     with Checkpoints(folder, say=_say_state, salvage=salvage) as log:
@@ -315,7 +319,7 @@ def _reset(folder: str, files: Sequence[str], arguments: argparse.Namespace) -> 
         elif arguments.all:
             count = len(log.files)
             _say_state(
-                f"{count} files are forgotten; what was known of them is kept in {log.reset()}"
+                f"{count} files are forgotten; a copy of their state is kept in {log.reset()}"
             )
         else:
             try:
@@ -329,7 +333,7 @@ def _reset(folder: str, files: Sequence[str], arguments: argparse.Namespace) -> 
             ]
             if not chosen:
                 raise NotFound(
-                    f"no file is known as {' or '.join(files)}",
+                    f"no known file matches {' or '.join(files)}",
                     hint="`tailrace forward state list` shows the paths.",
                 )
             for state in chosen:

@@ -69,7 +69,8 @@ def load_settings(data: str | None, config: str | None) -> OperatorSettings:
     if settings.bucket is None and not os.path.isdir(settings.store_folder):
         raise InvalidInput(
             f"there is no store at {settings.store_folder}",
-            hint="Say --data or --config of the service, or --url to ask it.",
+            hint="Name the service's data folder with --data or its settings with --config, or "
+            "ask a running service with --url.",
         )
     return settings
 
@@ -225,18 +226,13 @@ class InStore:
 
         opened = self._opened
         return SegmentQueue(
-            opened.store,
-            opened.clock,
-            opened.entropy,
-            opened.time,
-            QueueSettings(),
-            woken=_never,
+            opened.store, opened.clock, opened.entropy, opened.time, QueueSettings(), woken=_never
         )
 
 
 def _complain_of(unreadable: Iterable[str]) -> None:
     for key in unreadable:
-        complain(f"{key} cannot be read, and is not listed", "`tailrace verify` says more.")
+        complain(f"{key} cannot be read, and is not listed", "Run `tailrace verify` for details.")
 
 
 class AtService:

@@ -178,54 +178,60 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _where(parser, None)
     _filters(parser, None)
     verbs = parser.add_subparsers(
-        dest="act", metavar="ACT", help="what to do (default: list)", required=False
+        dest="act", metavar="ACT", help="the action (default: list)", required=False
     )
     _filters(_verb(verbs, "list", "List leases."), argparse.SUPPRESS)
     _named(_verb(verbs, "show", "Show one lease, with its progress."))
     reset = _named(_verb(verbs, "reset", "Free a lease at once, from any state."))
-    reset.add_argument("--forget", action="store_true", help="drop its progress too")
+    reset.add_argument("--forget", action="store_true", help="also discard its progress")
     _force(reset)
-    _named(_verb(verbs, "reopen", "Have finished work done again, from its progress on."))
-    fail = _named(_verb(verbs, "fail", "Keep all workers from it until it is reset or reopened."))
+    _named(_verb(verbs, "reopen", "Reopen finished work; it restarts from its saved progress."))
+    fail = _named(
+        _verb(verbs, "fail", "Block a partition for all workers until it is reset or reopened.")
+    )
     fail.add_argument("--reason", metavar="TEXT", required=True, help="the reason, shown in lists")
     _force(fail)
     purge = _verb(verbs, "purge", "Remove partitions that were completed long ago.")
-    purge.add_argument("source", metavar="SOURCE", help="of this source, as the list has it")
+    purge.add_argument("source", metavar="SOURCE", help="name of the source, as shown in the list")
     purge.add_argument(
         "--before",
         metavar="TIME",
         type=seconds,
         required=True,
-        help="completed at least this long ago, as 7d",
+        help="completed at least this long ago, such as 7d",
     )
     _verb(verbs, "groups", "List consumer groups of the segment queue.")
     shown = _verb(
         verbs, "show-group", "Show a consumer group, with its leases and failed segments."
     )
     shown.add_argument("group", metavar="GROUP", help="its name")
-    retry = _verb(verbs, "retry-group", "Free failed segments of a consumer group for another try.")
+    retry = _verb(verbs, "retry-group", "Retry failed segments of a consumer group.")
     retry.add_argument("group", metavar="GROUP", help="its name")
-    retry.add_argument("segment", metavar="SEGMENT", nargs="?", help="only this one; else all")
-    again = _verb(verbs, "reset-group", "Start a consumer group again; its leases are lost.")
+    retry.add_argument(
+        "segment", metavar="SEGMENT", nargs="?", help="only this segment (default: all)"
+    )
+    again = _verb(
+        verbs, "reset-group", "Restart a consumer group at another position; its leases are lost."
+    )
     again.add_argument("group", metavar="GROUP", help="its name")
     again.add_argument(
         "--to",
         choices=[start.value for start in GroupStart],
         required=True,
-        help="from the oldest segment that is kept, or from now",
+        help="start at the oldest segment that is kept, or with new segments only",
     )
     forget = _verb(
-        verbs, "forget-group", "Remove a consumer group; no segment is kept for it any more."
+        verbs, "forget-group", "Remove a consumer group; segments are no longer kept for it."
     )
     forget.add_argument("group", metavar="GROUP", help="its name")
-    _verb(verbs, "nodes", "List the nodes in the register, and those that were let go.")
+    _verb(verbs, "nodes", "List the nodes in the register, and nodes that were let go.")
     let_go = _verb(
         verbs,
         "forget-node",
-        "Let a node go that will not return: nobody asks it or waits for it any more. What may be"
-        " lost is recorded, and `nodes` shows it.",
+        "Let go a node that will not return: other nodes stop asking it and waiting for it. "
+        "Lines that may be lost are recorded; `nodes` shows them.",
     )
-    let_go.add_argument("node", metavar="NODE", help="the node, as `nodes` has it")
+    let_go.add_argument("node", metavar="NODE", help="name of the node, as `nodes` shows it")
 
 
 def _verb(verbs: Any, name: str, text: str) -> argparse.ArgumentParser:
@@ -252,7 +258,7 @@ def _where(parser: argparse.ArgumentParser, default: Any) -> None:
         "--json",
         action="store_true",
         default=default or False,
-        help="whole records, one JSON object a line",
+        help="print complete records, one JSON object per line",
     )
 
 
@@ -278,20 +284,18 @@ def _filters(parser: argparse.ArgumentParser, default: Any) -> None:
         metavar="TIME",
         type=seconds,
         default=default,
-        help="only this old and older, as in 10m",
+        help="only leases of at least this age, such as 10m",
     )
 
 
 def _named(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    parser.add_argument("source", metavar="SOURCE", help="its source, as the list has it")
-    parser.add_argument("key", metavar="KEY", help="its key, as the list has it")
+    parser.add_argument("source", metavar="SOURCE", help="its source, as shown in the list")
+    parser.add_argument("key", metavar="KEY", help="its key, as shown in the list")
     return parser
 
 
 def _force(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--force", action="store_true", help="also take it from an owner that holds it"
-    )
+    parser.add_argument("--force", action="store_true", help="free it even while an owner holds it")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -334,8 +338,9 @@ async def _run(arguments: argparse.Namespace) -> int:
 async def _nodes(arguments: argparse.Namespace) -> None:
     if arguments.url is not None:
         raise InvalidInput(
-            "the register of nodes is read in the store, not over HTTP",
-            hint="Say --data or --config of a service on that store.",
+            "the register of nodes is in the store, and not available over HTTP",
+            hint="Name the data folder (--data) or the settings (--config) of a service on that "
+            "store.",
         )
     where = {"data": arguments.data, "config": arguments.config}
     if arguments.act == "nodes":

@@ -52,27 +52,34 @@ VERBS = {
     "query": Verb("tailrace.cli.query", "Search across all runs.", light=True),
     "tail": Verb(
         "tailrace.cli.tail",
-        "Follow a run, the newest of a pipeline, or all whose names match.",
+        "Follow a run, the newest run of a pipeline, or all runs whose names match.",
         light=True,
     ),
     "pipelines": Verb(
         "tailrace.cli.pipelines", "Feed segments to appenders: files, outputs, other systems."
     ),
-    "token": Verb("tailrace.cli.token", "Make a token, and its lines for the rules of access."),
-    "leases": Verb("tailrace.cli.leases", "Show which process works on what, and change it."),
+    "token": Verb(
+        "tailrace.cli.token", "Make a token, and print its entry for the rules of access."
+    ),
+    "leases": Verb(
+        "tailrace.cli.leases", "Show and change leases: which process works on which partition."
+    ),
     "doctor": Verb("tailrace.cli.doctor", "Examine a set-up, and say what to do."),
     "canary": Verb(
         "tailrace.cli.canary", "Write numbered lines for ever, and read each back in two ways."
     ),
-    "deletions": Verb("tailrace.cli.deletions", "Show where lines of deleted runs may still be."),
-    "verify": Verb("tailrace.cli.verify", "Compare everything that is stored, line by line."),
-    "backup": Verb("tailrace.cli.backup", "Copy store and data folder into a folder of backups."),
+    "deletions": Verb(
+        "tailrace.cli.deletions",
+        "List deletions, and the places that may still hold deleted lines.",
+    ),
+    "verify": Verb(
+        "tailrace.cli.verify", "Check all stored data for damage and gaps, line by line."
+    ),
+    "backup": Verb("tailrace.cli.backup", "Back up the store and the data folder."),
     "restore": Verb(
-        "tailrace.cli.restore", "Copy a backup back into an empty store and data folder."
+        "tailrace.cli.restore", "Restore a backup into an empty store and data folder."
     ),
-    "completion": Verb(
-        "tailrace.cli.remote", "Print what completes its words in a shell.", light=True
-    ),
+    "completion": Verb("tailrace.cli.remote", "Print a completion script for a shell.", light=True),
 }
 
 
@@ -136,7 +143,7 @@ def overview() -> argparse.ArgumentParser:
     verbs = "\n".join(f"  {name:<{width}}  {verb.help}" for name, verb in VERBS.items())
     parser = argparse.ArgumentParser(
         prog="tailrace",
-        description="Keeps the logs of pipeline runs.",
+        description="Stores, follows and searches the logs of pipeline runs.",
         epilog=f"verbs:\n{verbs}\n\n`tailrace VERB --help` lists the flags of a verb.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 _ACTS = {
-    "replay": "Give a pipeline's events again, from a time on; see docs/use/pipelines.md.",
-    "skip": "Let a pipeline go on with what comes, as one that was evicted.",
-    "pause": "Stop a pipeline wherever it runs; its checkpoints and segments are kept.",
-    "resume": "Let a paused pipeline go on.",
-    "disable": "Give an appender's events to its dead-letter file, or let them wait.",
-    "enable": "Let a disabled appender go on with what comes.",
-    "redeliver": "Send an appender's dead letters again, and say what was refused again.",
+    "replay": "Replay a pipeline's events from a given time; see docs/use/pipelines.md.",
+    "skip": "Let an evicted pipeline skip the events it missed, and continue with new ones.",
+    "pause": "Pause a pipeline in every process; its checkpoints and segments are kept.",
+    "resume": "Resume a paused pipeline.",
+    "disable": "Disable an appender: its events go to its dead-letter file, or wait.",
+    "enable": "Enable a disabled appender; it continues with new events.",
+    "redeliver": "Resend an appender's dead letters, and report those refused again.",
 }
 _LOOK_SECONDS = 0.5
 
@@ -43,24 +43,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dir", metavar="DIR", help="folder of the pipelines' files (*.yaml)")
     _libraries(parser, None)
     verbs = parser.add_subparsers(
-        dest="act", metavar="ACT", help="what to do (default: run them)", required=False
+        dest="act", metavar="ACT", help="the action (default: run the pipelines)", required=False
     )
     check = verbs.add_parser("check", help="Check files, or all of a folder, without running them.")
     check.add_argument("paths", metavar="FILE", nargs="+", help="a pipeline's file, or a folder")
     _common(check, argparse.SUPPRESS)
     _libraries(check, argparse.SUPPRESS)
-    status = verbs.add_parser("status", help="Say how far each appender is.")
+    status = verbs.add_parser("status", help="Show the progress of each appender.")
     _common(status, argparse.SUPPRESS)
     status.add_argument("--dir", metavar="DIR", default=argparse.SUPPRESS, help="as above")
     _libraries(status, argparse.SUPPRESS)
-    status.add_argument("--json", action="store_true", help="an object a line")
+    status.add_argument("--json", action="store_true", help="print one JSON object per line")
     logback = verbs.add_parser(
-        "import", help="Convert a logback.xml, and name every line that has no counterpart."
+        "import", help="Convert a logback.xml, and list every line without an equivalent."
     )
     logback.add_argument("path", metavar="FILE", help="logback's configuration")
     logback.add_argument("--name", metavar="NAME", help="the pipeline's name (default: the file's)")
     logback.add_argument(
-        "--out", metavar="FILE", help="the pipeline's file; it must not be there (default: print)"
+        "--out",
+        metavar="FILE",
+        help="file to create; it must not exist (default: print the result)",
     )
     for act, says in _ACTS.items():
         verb = verbs.add_parser(act, help=says)
@@ -75,7 +77,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
                 metavar="SECONDS",
                 type=float,
                 default=60.0,
-                help="how long to wait for the end (default: 60); it goes on without this command",
+                help="how long to wait for the end (default: 60); afterwards the work continues "
+                "without this command",
             )
         if act == "replay":
             verb.add_argument(
@@ -83,7 +86,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
                 dest="start",
                 metavar="TIME|ULID",
                 required=True,
-                help="0, now-2h, 2026-11-21T10:00:00Z, or a ULID: from the record that has it on",
+                help="first event: 0 (the oldest), a time such as now-2h or "
+                "2026-11-21T10:00:00Z, or a record's ULID",
             )
         if act == "disable":
             verb.add_argument("--reason", metavar="TEXT", default="by hand", help="shown in status")
@@ -104,7 +108,7 @@ def _libraries(parser: argparse.ArgumentParser, default: Any) -> None:
         metavar="DIR",
         action="append",
         default=default,
-        help="folder of appenders that are not installed: *.py and wheels; may be repeated",
+        help="folder of appenders that are not installed (*.py files and wheels); may be repeated",
     )
 
 
@@ -152,7 +156,7 @@ def _reader(arguments: argparse.Namespace) -> Callable[[], PipelineFolder]:
     from tailrace.pipelines.definition import read_folder
 
     if not arguments.dir:
-        raise InvalidInput("--dir is missing", hint="Say which folder has the pipelines' files.")
+        raise InvalidInput("--dir is missing", hint="Name the folder of the pipelines' files.")
     libraries, defaults = Libraries(arguments.lib or ()), _settings(arguments).pipelines.defaults
     return lambda: read_folder(arguments.dir, AppenderRegistry(libraries), defaults)
 
@@ -307,13 +311,13 @@ async def _redeliver(
         say(f"{name}/{appender}/{one.part}: {said}{'' if at.done else ', and it goes on'}")
     if len(done) < len(parts):
         complain(
-            f"not everything was sent within {seconds:.0f} s",
+            f"some dead letters were not sent within {seconds:.0f} s",
             "A process of `tailrace pipelines` sends the rest by itself; `status` shows it.",
         )
     elif refused:
         complain(
             f"{refused} dead letters were refused again, and are kept",
-            "The key `reason` of each says why. Correct that, then send them again.",
+            "The key `reason` of each letter has the cause. Correct it, then resend them.",
         )
     return 1 if refused or len(done) < len(parts) else 0
 

@@ -157,8 +157,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--by",
         choices=("arrival", "ts"),
-        help="what --from and --to bound: when lines arrived, or the lines' own time (default:"
-        " arrival)",
+        help="the time that --from and --to apply to: arrival, or the timestamp in the line "
+        "(default: arrival)",
     )
     parser.add_argument("--to", dest="end", metavar="T", help="latest time (default: no bound)")
     fqn = parser.add_argument("--fqn", metavar="F", help="only this pipeline")
@@ -177,23 +177,30 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--regex", action="store_true", help="EXPRESSION is a regular expression")
     parser.add_argument(
-        "--context", metavar="N", type=int, help="each hit with N records of its run around it"
+        "--context",
+        metavar="N",
+        type=int,
+        help="show each hit with N records of its run before and after it",
     )
     parser.add_argument(
-        "-f", "--follow", action="store_true", help="go on with what is acknowledged from now on"
+        "-f",
+        "--follow",
+        action="store_true",
+        help="keep running, and print new matches as they arrive",
     )
     parser.add_argument(
-        "--histogram", action="store_true", help="counts over time, by level, as a chart"
+        "--histogram", action="store_true", help="print a chart of counts over time, by level"
     )
     parser.add_argument(
         "--count",
         metavar="FIELDS",
-        help="how many records there are of each value of these fields: level,json.status",
+        help="count records by the values of these fields, such as level,json.status",
     )
     parser.add_argument(
         "--json",
         action="store_true",
-        help="whole records, one JSON object a line; with --histogram, --count: counts as JSON",
+        help="print complete records, one JSON object per line; with --histogram, --count: "
+        "counts as JSON",
     )
     add_pager(parser)
     parser.add_argument(
@@ -281,9 +288,9 @@ def _check(arguments: argparse.Namespace) -> None:
             f"--{alone[0]} and --{alone[1]} are both given", hint="Give one of the two."
         )
     if arguments.by == "ts" and arguments.follow:
-        raise InvalidInput("--follow goes by arrival", hint="Leave --by out.")
+        raise InvalidInput("--follow works only by arrival time", hint="Leave out --by.")
     if arguments.follow and arguments.end is not None:
-        raise InvalidInput("--follow has no end", hint="Leave --to out, or --follow.")
+        raise InvalidInput("--follow cannot have an end time", hint="Leave out --to or --follow.")
 
 
 def parameters(arguments: argparse.Namespace) -> dict[str, str]:
@@ -367,11 +374,7 @@ class SearchFollower(EventFollower):
     silence_counts = True
 
     def __init__(
-        self,
-        client: httpx.AsyncClient,
-        clock: Clock,
-        parameters: Mapping[str, str],
-        printer: Taker,
+        self, client: httpx.AsyncClient, clock: Clock, parameters: Mapping[str, str], printer: Taker
     ) -> None:
         super().__init__(client, clock, "/query/stream", parameters)
         self._printer = printer

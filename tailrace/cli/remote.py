@@ -69,7 +69,7 @@ def authorization(token_file: str | None = None) -> dict[str, str]:
     if name:
         token = read_token(name)
     if not all("!" <= character <= "~" for character in token):
-        raise InvalidInput("the token has characters that no header can have")
+        raise InvalidInput("the token has characters that a header cannot hold")
     return {"authorization": f"Bearer {token}"} if token else {}
 
 
@@ -180,9 +180,9 @@ class EventParser:
 def warn_of_silent(nodes: Iterable[str], *, store: bool = False) -> None:
     """Says on stderr which nodes do not answer, and the `store`; none: all answer again."""
     names = ", ".join(nodes)
-    found = [f"{names} silent: records from there come later"] if names else []
+    found = [f"{names} silent: newer records will follow"] if names else []
     if store:
-        found.append("the object store does not answer: what comes is what the nodes hold")
+        found.append("the object store does not answer: only lines that the nodes hold are shown")
     say(f"nodes: {'; '.join(found) or 'all answer again'}", sys.stderr)
 
 
@@ -248,7 +248,7 @@ class EventFollower(ABC):
                 await response.aread()
             check(response)
             if self._failures >= _SAID_AFTER:
-                note("connected again: going on behind the last line")
+                note("connected again: continuing after the last line")
             self._failures = 0
             return await self._read(response)
 
@@ -275,7 +275,7 @@ _SECONDS: Final = 1.0
 _MOST: Final = 200
 _HOW: Final = """\
 bash: source <(tailrace completion bash), in ~/.bashrc
-zsh:  source <(tailrace completion zsh), in ~/.zshrc behind compinit
+zsh:  source <(tailrace completion zsh), in ~/.zshrc after compinit
 fish: tailrace completion fish | source, in ~/.config/fish/config.fish"""
 
 

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Which backup, and where to."""
-    parser.add_argument("folder", metavar="FOLDER", help="folder that `tailrace backup` was given")
+    parser.add_argument("folder", metavar="FOLDER", help="folder that `tailrace backup` wrote to")
     add_source(parser)
     add_only(parser, "restore")
-    parser.add_argument("--backup", metavar="ID", help="this backup (default: the newest)")
+    parser.add_argument("--backup", metavar="ID", help="id of the backup (default: the newest)")
     parser.add_argument(
         "--replace",
         action="store_true",
-        help="remove first what the store and the data folder hold",
+        help="first delete the contents of the store and the data folder",
     )
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--list", action="store_true", help="list the backups, restore nothing")
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     backup, nodes = asyncio.run(work)
     say(f"restored: {_described(backup)}")
     for node in nodes:
-        say(f"the data folder is the node {node} now")
+        say(f"the data folder now belongs to the node {node}")
     for key in backup.absent:
         say(f"warning: the store lacked {key} when the backup was made", sys.stderr)
     say(

@@ -17,20 +17,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", metavar="DIR", help="data folder (default: ./data)")
     parser.add_argument("--host", metavar="H", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", metavar="N", type=int, help="port to listen on (default: 8790)")
-    parser.add_argument(
-        "--workers", metavar="N", type=int, help="processes that serve (default: 1)"
-    )
+    parser.add_argument("--workers", metavar="N", type=int, help="worker processes (default: 1)")
     parser.add_argument(
         "--role",
         choices=["all", "ingest", "query"],
-        help="`ingest` makes no searches, `query` takes nothing (default: all)",
+        help="`ingest` runs no searches, `query` accepts no lines (default: all)",
     )
     parser.add_argument("--config", metavar="FILE", help="settings file (default: ./tailrace.yaml)")
     parser.add_argument("--node-id", metavar="NAME", help="the node's name (default: the host's)")
     parser.add_argument(
         "--insecure",
         action="store_true",
-        help="listen on an address other machines can reach, also without rules of access",
+        help="listen on an address that other machines can reach, even without rules of access",
     )
 
 

@@ -242,7 +242,7 @@ def regex(pattern: str) -> str:
         elif character == "[":
             end = pattern.find("]", at + 1)
             if end < 0:
-                raise InvalidInput(f"{pattern!r} has no ] behind its [", hint="Write [[] for a [.")
+                raise InvalidInput(f"{pattern!r} has a [ without a ]", hint="Write [[] for a [.")
             inside = pattern[at:end]
             negated = inside.startswith("!")
             escaped = re.sub(r"([\\\[\]^&~|/])", r"\\\1", inside.removeprefix("!"))
@@ -321,7 +321,7 @@ async def print_many(
         lines.write(lines.of_any(line))
     if stats is None or not stats.get("complete"):
         raise Unavailable(
-            "not everything could be read", hint="`tailrace query` says what is missing."
+            "not everything could be read", hint="Run `tailrace query`: it names the missing parts."
         )
 
 
@@ -383,7 +383,7 @@ async def end(task: asyncio.Task[None] | None, lines: TailPrinter) -> None:
         lines.show("")
 
 
-_AGAIN = "the store has lines before some of these: the run is printed again from there"
+_AGAIN = "the store has lines older than some of these: the run is printed again from that point"
 _LOOKED_AT = 100  # runs that began last
 DEFAULT_LINES = 100
 
@@ -398,7 +398,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "run", metavar="RUN", nargs="?", help="the run, or a pattern (default: the newest)"
     )
     complete_names(fqn, name)
-    parser.add_argument("--after", metavar="CURSOR", help="start beyond this cursor")
+    parser.add_argument("--after", metavar="CURSOR", help="start after this cursor")
     parser.add_argument("--since", metavar="T", help=f"start at this time: {TIMES}")
     parser.add_argument(
         "-n",
@@ -411,21 +411,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "-p",
         "--previous",
         action="store_true",
-        help="the attempt before this one; for a run that is no attempt, the run before it",
+        help="show the attempt before this one; without attempts, the run before this one",
     )
     end = parser.add_mutually_exclusive_group()
-    end.add_argument("-f", "--follow", action="store_true", help="go on with what comes, as always")
     end.add_argument(
-        "--no-follow", action="store_true", help="print what is there, then end; in a pager"
+        "-f", "--follow", action="store_true", help="print new lines as they arrive (default)"
+    )
+    end.add_argument(
+        "--no-follow", action="store_true", help="print the existing lines in a pager, then exit"
     )
     parser.add_argument(
         "--prefix",
         choices=PREFIXES,
         default="auto",
-        help="what is before each line: its run's id, with its pipeline's name, or nothing; auto:"
-        " both where patterns are followed (default: auto)",
+        help="prefix of each line: the run's id, pipeline and run, or nothing; auto: pipeline "
+        "and run if a pattern is followed (default: auto)",
     )
-    parser.add_argument("--json", action="store_true", help="whole records, one JSON object a line")
+    parser.add_argument(
+        "--json", action="store_true", help="print complete records, one JSON object per line"
+    )
     add_pager(parser)
 
 
@@ -449,18 +453,23 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InvalidInput(f"--tail is {arguments.tail}", hint="Give a number, or -1 for all.")
     if arguments.after is not None and (arguments.tail is not None or arguments.since is not None):
         raise InvalidInput(
-            "--after is given with another beginning", hint="Leave --tail and --since out."
+            "--after cannot be combined with --tail or --since",
+            hint="Leave out --tail and --since.",
         )
     if not patterns(arguments):
         return
     if arguments.previous:
-        raise InvalidInput("--previous is of one run", hint="Name the pipeline, without a pattern.")
+        raise InvalidInput(
+            "--previous works with a single run", hint="Name the pipeline, without a pattern."
+        )
     if not arguments.no_follow and arguments.since is not None and arguments.tail is not None:
         raise InvalidInput(
             "--since and --tail are both given with a pattern", hint="Give one of the two."
         )
     if arguments.no_follow and arguments.after is not None:
-        raise InvalidInput("--after is for following", hint="Leave it out, or --no-follow.")
+        raise InvalidInput(
+            "--after works only while following", hint="Leave out --after or --no-follow."
+        )
 
 
 async def _run(arguments: argparse.Namespace, out: TextIO) -> int:
@@ -469,10 +478,7 @@ async def _run(arguments: argparse.Namespace, out: TextIO) -> int:
     many = patterns(arguments)
     lines = TailPrinter(out, sys.stderr, whole=arguments.json, prefix=arguments.prefix, many=many)
     async with httpx.AsyncClient(
-        base_url=arguments.url,
-        timeout=timeout,
-        headers=headers,
-        verify=trusted(arguments.ca_file),
+        base_url=arguments.url, timeout=timeout, headers=headers, verify=trusted(arguments.ca_file)
     ) as client:
         if many:
             act = print_many if arguments.no_follow else follow_many
@@ -516,7 +522,7 @@ async def _named(client: httpx.AsyncClient, arguments: argparse.Namespace) -> st
     if found is None:
         raise NotFound(
             f"{arguments.fqn} has no run before {own or 'the newest'}",
-            hint=f"It is looked for in the {_LOOKED_AT} runs that began last.",
+            hint=f"Only the {_LOOKED_AT} newest runs were searched.",
         )
     return found
 
@@ -559,7 +565,9 @@ async def print_pages(
             lines.write("".join([form(record) for record in records]))
         without_store |= bool(page.get("store"))
         if not page["totalLines"]:
-            raise NotFound(f"{fqn}/{name} has no lines", hint="Without --no-follow it is awaited.")
+            raise NotFound(
+                f"{fqn}/{name} has no lines", hint="Leave out --no-follow to wait for it."
+            )
         after = page["after"]
     if page.get("silent") or without_store:
         warn_of_silent(page.get("silent") or (), store=without_store)

@@ -155,7 +155,7 @@ def add_pager(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-pager",
         action="store_true",
-        help="print straight to the terminal (default: through $PAGER, else less, what has an end)",
+        help="do not use a pager (default: finite output goes through $PAGER, else less)",
     )
 
 

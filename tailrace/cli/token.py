@@ -24,25 +24,24 @@ from tailrace.logstore.errors import InvalidInput
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """What the token is for."""
-    parser.add_argument("action", choices=["make"], help="make: a new token")
-    parser.add_argument("--name", metavar="NAME", help="who has it; it is in the audit log")
+    parser.add_argument("action", choices=["make"], help="make: create a token")
+    parser.add_argument("--name", metavar="NAME", help="the holder's name, shown in the audit log")
     parser.add_argument(
         "--scope",
         metavar="SCOPE=PIPELINES",
         action="append",
         default=[],
-        help="what it is for, ingest, read, consume, admin, metrics or node; and for which"
-        " pipelines: names, or beginnings with a *, between commas (default: *); may be given"
-        " several times",
+        help="a scope (ingest, read, consume, admin, metrics or node) and its pipelines: names, "
+        "or prefixes with a *, separated by commas (default: *); may be repeated",
     )
     parser.add_argument(
-        "--days", metavar="N", type=float, help="it expires after so many days (default: never)"
+        "--days", metavar="N", type=float, help="days after which it expires (default: never)"
     )
     parser.add_argument(
         "--id",
         metavar="ID",
         default="",
-        help="a new secret of the token with this id, which is valid beside the old one",
+        help="create another secret for the token with this id; the old one stays valid",
     )
 
 
@@ -51,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     from service.access.rules import ID, make_token
 
     if arguments.id and not ID.fullmatch(arguments.id):
-        raise InvalidInput("an id has 4 to 32 of a-z and 0-9", field="--id")
+        raise InvalidInput("an id has 4 to 32 characters of a-z and 0-9", field="--id")
     if not arguments.id and not (arguments.scope and arguments.name):
         raise InvalidInput(
             "a new token needs --name and --scope", hint="For example --scope 'ingest=shop.*'."
@@ -63,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         secret["expires"] = (now + timedelta(days=arguments.days)).isoformat()
     if arguments.id:
         lines = yaml.safe_dump([secret], sort_keys=False)
-        said = f"Add this to `secrets` of the token {token_id}, and take the old one out later:"
+        said = f"Add this to `secrets` of the token {token_id}, and remove the old one later:"
     else:
         rule = {
             "id": token_id,

@@ -1,7 +1,7 @@
 """`tailrace verify`: compares all lines of journal, segments, run logs and table.
 
-Prints a line for each fault, and at the end the number of compared things; with `--json` an object
-a line, the last one the summary. Exit status: 0 no fault is left, 1 there are faults.
+Prints a line for each fault, and at the end the number of compared things; with `--json` one
+JSON object per line, the last one the summary. Exit status: 0 no fault is left, 1 there are faults.
 """
 
 from __future__ import annotations
@@ -27,41 +27,42 @@ _SHOWN_EVERY: Final = 50
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Where to look, and what to do about it."""
+    """Where to look, and the command to run about it."""
     add_source(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     parser.add_argument(
         "--remember",
         metavar="FILE",
-        help="pass over what was sound according to FILE and has not changed since, and write FILE"
-        " anew; without FILE everything is read",
+        help="skip data that was intact according to FILE and has not changed, and update FILE; "
+        "without FILE, all data is read",
     )
     parser.add_argument(
         "--sample",
         type=float,
         default=1.0,
         metavar="PERCENT",
-        help="with --remember: read so much of what has not changed all the same (default: 1)",
+        help="with --remember: share of the unchanged data to read anyway (default: 1)",
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--repair",
         action="store_true",
-        help="quarantine damage, bring back what is intact again; nothing is deleted",
+        help="quarantine damaged segments, and bring back those that are intact again; nothing "
+        "is deleted",
     )
     what.add_argument(
         "--give-up",
         metavar="KEY",
         action="append",
-        help="compare nothing; give up the lines of this quarantined segment, or the missing"
-        " segments that this node registration names. May be repeated",
+        help="skip the check; give up the lines of this quarantined segment, or the missing "
+        "segments that this node registration names. May be repeated",
     )
     what.add_argument(
         "--drop",
         metavar="KEY",
         action="append",
-        help="compare nothing; remove this state object, which cannot be read, and keep a copy of"
-        " it in the data folder. May be repeated",
+        help="skip the check; remove this unreadable state object, and keep a copy of it in the "
+        "data folder. May be repeated",
     )
 
 

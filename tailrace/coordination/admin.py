@@ -304,10 +304,7 @@ class LeaseAdmin:
     # --- all of them ---------------------------------------------------------------
 
     async def _all(
-        self,
-        wanted: LeaseFilter,
-        after: tuple[Kind, str, str] | None,
-        unreadable: dict[str, str],
+        self, wanted: LeaseFilter, after: tuple[Kind, str, str] | None, unreadable: dict[str, str]
     ) -> AsyncIterator[LeaseEntry]:
         kind, source, key = after or (Kind.LOCK, "", "")
         if kind is Kind.LOCK:

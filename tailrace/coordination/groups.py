@@ -214,10 +214,7 @@ class ConsumerGroup:
 def evict(group: ConsumerGroup, now_ms: int, reason: str) -> ConsumerGroup:
     """Evicts the group: it holds back no segment, and reports its eviction until it is reset."""
     return replace(
-        group,
-        state=State.EVICTED,
-        evicted=Evicted(now_ms, reason),
-        evictions=group.evictions + 1,
+        group, state=State.EVICTED, evicted=Evicted(now_ms, reason), evictions=group.evictions + 1
     )
 
 

@@ -139,9 +139,7 @@ UPSTREAMS: Final = tuple(Count(field, _snake(NAMES[field]), _HELP[field]) for fi
 
 OURS: Final = (
     Count(
-        "failures",
-        "partition_failures",
-        "Failures that workers reported, also those tried again.",
+        "failures", "partition_failures", "Failures that workers reported, also those tried again."
     ),
     Count("failed", "partitions_failed", "Partitions that became FAILED: tried too often."),
     Count(
@@ -156,9 +154,7 @@ OURS: Final = (
     ),
     Count("asked_back", "partitions_asked_back", "Partitions that were asked back for others."),
     Count(
-        "renewal_errors",
-        "lease_renewal_errors",
-        "Heartbeats of a lease that the store refused.",
+        "renewal_errors", "lease_renewal_errors", "Heartbeats of a lease that the store refused."
     ),
 )
 

@@ -259,8 +259,7 @@ def saved(partition: Partition, progress: str | None, until_ms: int) -> Partitio
     """The partition with progress; progress that differs resets the count of attempts."""
     moved = progress != partition.progress
     return renewed(
-        replace(partition, progress=progress, attempts=1 if moved else partition.attempts),
-        until_ms,
+        replace(partition, progress=progress, attempts=1 if moved else partition.attempts), until_ms
     )
 
 
@@ -423,13 +422,7 @@ class PartitionStore(Protocol):
         ...
 
     async def acquire(
-        self,
-        source: str,
-        claim: Claim,
-        count: int,
-        *,
-        only: str | None = None,
-        random: bool = True,
+        self, source: str, claim: Claim, count: int, *, only: str | None = None, random: bool = True
     ) -> Acquired:
         """Acquires up to `count` partitions, as `chosen` and `acquired` say.
 

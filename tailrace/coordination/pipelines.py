@@ -284,12 +284,7 @@ def replayed(group: ConsumerGroup, asked: PipelineReplay) -> ConsumerGroup:
     if group.replay is not None and group.replay.id >= asked.id:
         return group
     return replace(
-        group,
-        state=State.ACTIVE,
-        evicted=None,
-        cursors={},
-        since_ms=asked.asked_ms,
-        replay=asked,
+        group, state=State.ACTIVE, evicted=None, cursors={}, since_ms=asked.asked_ms, replay=asked
     )
 
 

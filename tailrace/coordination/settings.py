@@ -153,8 +153,7 @@ class DynamoDbSettings(_DurableStore):
     )
     sts_external_id: str = Field(default="", description="External id that the role demands")
     skip_table_creation: bool = Field(
-        default=False,
-        description="The table exists: the start checks it and reports what it lacks",
+        default=False, description="The table exists: the start checks it and reports what it lacks"
     )
     provisioned_read_capacity_units: int = Field(
         default=10, ge=1, description="Capacity of a table that is created, and of its index"

@@ -467,7 +467,7 @@ def _said(worker: Partition) -> _Published:
         value = decode_checked(worker.progress.encode())
         return _Published(int(value["held"]), wants=bool(value["wants"]))
     except (ValueError, TypeError, KeyError) as error:
-        raise Damaged(f"{worker.key!r} is no worker: {error}") from error
+        raise Damaged(f"{worker.key!r} is not a worker: {error}") from error
 
 
 # All the work of one type of partitions, as one process sees it.

@@ -230,19 +230,19 @@ def _to_prepared(value: Any) -> Prepared:
 
 def _stage(value: Any) -> Stage:
     if value not in _STAGES:
-        raise TypeError(f"{value!r} is no stage")
+        raise TypeError(f"{value!r} is not a stage")
     return cast(Stage, value)
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not text")
     return value
 
 
 def _number(value: Any) -> int:
     if type(value) is not int:
-        raise TypeError(f"{value!r} is no number")
+        raise TypeError(f"{value!r} is not a number")
     return value
 
 
@@ -254,7 +254,7 @@ def _flag(value: Any) -> bool:
 
 def _mapping(value: Any) -> dict[str, str]:
     if not isinstance(value, dict):
-        raise TypeError(f"{value!r} is no mapping")
+        raise TypeError(f"{value!r} is not a mapping")
     return {_text(name): _text(text) for name, text in value.items()}
 
 

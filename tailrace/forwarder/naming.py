@@ -121,7 +121,7 @@ def _filler(text: str, groups: set[str], key: str) -> _Fill:
     for _, place in pieces:
         known = place is None or place in _OWN or place.lstrip("/") in groups
         if not known and not _INDEX.fullmatch(str(place)):
-            raise _wrong(key, f"{{{place}}} is no group of path_pattern")
+            raise _wrong(key, f"{{{place}}} is not a group of path_pattern")
 
     def fill(found: Mapping[str, str | None], own: Mapping[str, str], parts: list[str]) -> str:
         return "".join(

@@ -144,10 +144,7 @@ def lowest_and_highest(rows: Rows) -> tuple[int, int]:
         only = int(high[0]) << 64 | int(low[0])
         return only, only
     least, most = int(high.min()), int(high.max())
-    return (
-        least << 64 | int(low[high == least].min()),
-        most << 64 | int(low[high == most].max()),
-    )
+    return (least << 64 | int(low[high == least].min()), most << 64 | int(low[high == most].max()))
 
 
 def newest_of_runs(batches: Batches) -> dict[RunKey, int]:

@@ -171,10 +171,7 @@ async def swap(
 
 
 async def _swap(
-    document: Document[T],
-    change: Change[T],
-    known: Revision[T] | None,
-    budget: RetryBudget,
+    document: Document[T], change: Change[T], known: Revision[T] | None, budget: RetryBudget
 ) -> Revision[T] | None:
     tried: list[T] = []
     while True:

@@ -62,11 +62,11 @@ class LinearRegex:
         except re2.error as error:
             reason = b"".join(error.args[:1]).decode("utf-8", "replace")
             raise ValueError(
-                f"is no regular expression of RE2: {reason}"
+                f"is not a regular expression of RE2: {reason}"
                 r"; look-around such as (?=…) and references such as \1 do not exist"
             ) from None
         except UnicodeEncodeError:
-            raise ValueError("is no regular expression: it is not Unicode") from None
+            raise ValueError("is not a regular expression: it is not Unicode") from None
         if self._regex.programsize > _MOST_INSTRUCTIONS:
             raise ValueError("is too large a regular expression: use fewer or smaller repetitions")
         self.pattern = pattern

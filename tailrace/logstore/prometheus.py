@@ -112,7 +112,7 @@ def serve(
     """
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or int(port) >= 1 << 16:
-        raise InvalidInput(f"{key}: {listen!r} is no address", hint=_LISTEN_HINT)
+        raise InvalidInput(f"{key}: {listen!r} is not an address", hint=_LISTEN_HINT)
     registry = CollectorRegistry()
     registry.register(_Collector(collect))
     metrics = make_wsgi_app(registry)

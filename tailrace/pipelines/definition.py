@@ -139,10 +139,7 @@ class AppenderConfig:
         name = f"{pipeline.name}.{self.name}.{{part}}.json"
         return RollingFile(
             RollingFileSettings(
-                dir=pipeline.dead_letter_dir,
-                path=name,
-                layout=Json(),
-                max_file_size=_LETTERS_BYTES,
+                dir=pipeline.dead_letter_dir, path=name, layout=Json(), max_file_size=_LETTERS_BYTES
             )
         )
 

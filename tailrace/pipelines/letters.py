@@ -29,7 +29,7 @@ from tailrace.pipelines.events import EVENTS, ORDER, REASON, REDELIVERED, is_red
 
 _ROWS: Final = 1000
 _BYTES: Final = 2 << 20
-_UNREADABLE: Final = "this line of a dead-letter file is no dead letter"
+_UNREADABLE: Final = "this line of a dead-letter file is not a dead letter"
 
 
 class Kept(NamedTuple):

@@ -85,7 +85,7 @@ def parse(body: bytes) -> Element:
     try:
         parser.Parse(body, True)
     except (expat.ExpatError, ValueError, LookupError) as error:
-        raise InvalidInput(f"the file is no XML: {error}") from None
+        raise InvalidInput(f"the file is not XML: {error}") from None
     (found,) = root.children
     if found.tag != "configuration":
         raise InvalidInput(f"line {found.line}: the file is <{found.tag}>, not <configuration>")
@@ -618,9 +618,9 @@ class _Conversion:
             self._say(one.line, "the counts go to a file: put its folder into METRICS_DIR")
             file = "${METRICS_DIR:-.}/" + _fitting(one.attributes.get("name", "")) + ".prom"
             return {"type": "metrics", "file": file, "labels": ["level", "fqn"]}
-        why = {
-            "CDAPLogAppender": "the runs and the table of Tailrace have every line already",
-        }.get(kind, "there is none of this kind")
+        why = {"CDAPLogAppender": "the runs and the table of Tailrace have every line already"}.get(
+            kind, "there is none of this kind"
+        )
         self._say(one.line, f"the appender {one.attributes.get('name')} ({kind}): {why}")
         return None
 

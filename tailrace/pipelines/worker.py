@@ -453,10 +453,7 @@ class AppenderWorker:
         self.counts.redelivered += sent
         progress.redelivered += sent
         progress.redelivery = replace(
-            after,
-            sent=at.sent + sent,
-            refused=at.refused + again,
-            deleted=at.deleted + deleted,
+            after, sent=at.sent + sent, refused=at.refused + again, deleted=at.deleted + deleted
         )
         progress.changed = progress.urgent = True
         return True

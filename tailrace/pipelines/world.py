@@ -80,9 +80,7 @@ def open_segments(settings: PipelineSettings, store: ObjectStore, clock: Clock) 
     if not settings.source_url:
         return StoredSegments(store)
     client = ServiceClient(
-        settings.source_url,
-        token_file=settings.source_token_file,
-        ca_file=settings.source_ca_file,
+        settings.source_url, token_file=settings.source_token_file, ca_file=settings.source_ca_file
     )
     return ServiceSegments(client, clock)
 

@@ -61,7 +61,7 @@ def decode_state(key: str, body: bytes) -> object:
     """
     kind = kind_of(key)
     if kind is None:
-        raise Damaged(f"{key} is no state object")
+        raise Damaged(f"{key} is not a state object")
     return DECODERS[kind.name](key, body)
 
 
@@ -282,7 +282,7 @@ async def unreadable_state(store: ObjectStore, key: str) -> bytes:
     Raises `InvalidInput` for one that reads well, or is no state object, `StoreUnavailable`.
     """
     if kind_of(key) is None:
-        raise InvalidInput(f"{key} is no state object", hint="`tailrace verify` names them.")
+        raise InvalidInput(f"{key} is not a state object", hint="`tailrace verify` names them.")
     try:
         body = (await store.get(key))[1]
         decode_state(key, body)

@@ -113,7 +113,7 @@ def test_a_command_that_cannot_be_started(service: ServiceProcess, tmp_path: Pat
     assert b"cannot be started: No such file" in errors
     assert state_of(service.url, "nowhere") == ("closed", "failed")
     wrong = start_command("ftp://x", tmp_path, "wrong", "true")
-    assert b"error: 'ftp://x' is no address" in wrong.communicate(timeout=120)[1]
+    assert b"error: 'ftp://x' is not an address" in wrong.communicate(timeout=120)[1]
     assert wrong.returncode == 2
 
 

@@ -197,9 +197,9 @@ def test_what_the_service_refuses_says_what_to_do(service: ServiceProcess) -> No
             run.append("x", lines=["y"])
         with pytest.raises(client.InvalidRequest, match="One of fast, durable, bulk"):
             run.append("x", durability="maybe")
-        with pytest.raises(client.InvalidRequest, match="no batch id"):
+        with pytest.raises(client.InvalidRequest, match="not a batch id"):
             run.append("x", batch="01M8431QHH9H0AQHNATVQ00001")
-        with pytest.raises(client.InvalidRequest, match="no outcome"):
+        with pytest.raises(client.InvalidRequest, match="not an outcome"):
             run.close("fine")
     with pytest.raises(client.NotFound), a_run(service.url + "/nowhere", "r") as run:
         run.append("x")
@@ -287,5 +287,5 @@ def test_the_token_is_a_bearer_token_and_in_no_text() -> None:
 def test_an_answer_that_is_no_receipt_is_no_success() -> None:
     for body in (b"<html>", b"{}", b"[]"):
         with answering(lambda _, body=body: Given(200, {}, body)) as url:  # type: ignore[misc]
-            with pytest.raises(TailraceError, match="no receipt"):
+            with pytest.raises(TailraceError, match="not a receipt"):
                 Run(url, FQN, "r", retry_seconds=0).append("x")

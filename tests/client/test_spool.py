@@ -294,5 +294,5 @@ def test_a_folder_that_is_no_queue_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="version 3: use a newer"):
         read_target(queue.path)
     target.unlink()
-    with pytest.raises(ValueError, match="is no queue"):
+    with pytest.raises(ValueError, match="is not a queue"):
         read_target(queue.path)

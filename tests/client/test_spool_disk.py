@@ -135,7 +135,7 @@ def test_what_memory_held_is_kept_for_the_next_program_once_the_disk_has_room(
             log.info("%d", number)
         disk.empty()
         made.close()
-    waits = "100 records could not be delivered in time and wait in"
+    waits = "100 records could not be delivered in time, and wait in"
     assert len([sentence for sentence in said if waits in sentence]) == 1
     for thread in threading.enumerate():  # one that still sends has the queue
         if thread.name == "tailrace-sender":

@@ -49,7 +49,7 @@ async def test_they_are_erased_from_the_journal_of_an_idle_service(
     )
     async with service(settings) as (client, _):
         assert await told(client) == 0
-        assert capsys.readouterr().out == "No deletion is known.\n"
+        assert capsys.readouterr().out == "No deletions are recorded.\n"
         text = f"{MARKER}\n" * 20
         path = f"{RUNS}/shop.orders/gone"
         assert (await client.post(path, content=text, headers=PLAIN)).status_code == 200

@@ -45,5 +45,5 @@ def test_a_commands_output_becomes_a_run(service: ServiceProcess, tmp_path: Path
 def test_what_cannot_be_is_said_with_status_2() -> None:
     wrong = _run("--url", "ftp://x", "--fqn", "F", "--", "true")
     assert wrong.returncode == 2
-    assert wrong.stderr.startswith("error: 'ftp://x' is no address\nhint: ")
+    assert wrong.stderr.startswith("error: 'ftp://x' is not an address\nhint: ")
     assert _run("--", "true").returncode == 2

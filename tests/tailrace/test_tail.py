@@ -129,7 +129,7 @@ async def test_a_person_is_told_that_a_service_is_away_and_that_it_is_back(
     assert (await _follow(handler))[0] == "".join(LINES)
     told = [
         "no answer from http://node: refused; trying again",
-        "connected again: going on behind the last line",
+        "connected again: continuing after the last line",
     ]
     assert said.getvalue().splitlines() == (told if person and failures > 1 else [])
 

@@ -180,7 +180,7 @@ def test_patterns_are_those_of_a_shell(pattern: str, matching: list[str], other:
 
 def test_a_name_is_no_pattern_and_a_broken_one_is_refused() -> None:
     assert condition("fqn", "shop.a") == {"fqn": "shop.a"}
-    with pytest.raises(InvalidInput, match="has no ]"):
+    with pytest.raises(InvalidInput, match="without a ]"):
         condition("run", "a[b")
 
 

@@ -132,7 +132,7 @@ def decode(item: Mapping[str, Mapping[str, str]]) -> Partition:
         return Partition(source.removeprefix("#"), key, **fields)
     except (KeyError, ValueError, TypeError) as error:
         raise Damaged(
-            f"the item {item.get(HASH)} {item.get(RANGE)} is no partition: {error!r}",
+            f"the item {item.get(HASH)} {item.get(RANGE)} is not a partition: {error!r}",
             hint="Give Tailrace a table or a partition_prefix of its own.",
         ) from error
 

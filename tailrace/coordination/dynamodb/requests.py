@@ -213,10 +213,7 @@ class DynamoRequests:
         Raises `Refused`, `StoreUnavailable` if nothing was written, `InvalidInput`, `TooLarge`,
         `OutcomeUnknown`.
         """
-        parameters |= {
-            "TableName": self.table,
-            "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
-        }
+        parameters |= {"TableName": self.table, "ReturnValuesOnConditionCheckFailure": "ALL_OLD"}
         failure: DynamoFailure | None = None
         unclear: DynamoFailure | None = None
         for pause in self._tries.pauses(self._entropy):

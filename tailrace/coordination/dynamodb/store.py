@@ -556,13 +556,7 @@ class DynamoPartitions:
         return items.decode(answer["Item"]) if "Item" in answer else None
 
     async def acquire(
-        self,
-        source: str,
-        claim: Claim,
-        count: int,
-        *,
-        only: str | None = None,
-        random: bool = True,
+        self, source: str, claim: Claim, count: int, *, only: str | None = None, random: bool = True
     ) -> Acquired:
         acquiring = Acquiring(self.requests, self._writes, self._entropy, source, claim)
         if only is not None:

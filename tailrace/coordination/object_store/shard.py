@@ -259,7 +259,7 @@ def decode_shard(expected: Shard, json: bytes) -> Shard:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Damaged(f"{where} is not a shard: {error!r}") from error
     if not set(map(type, found.rows.values())) <= {dict}:
-        raise Damaged(f"{where} holds what is no partition")
+        raise Damaged(f"{where} holds an entry that is not a partition")
     names = (found.source, found.number, found.shards)
     if names != (expected.source, expected.number, expected.shards):
         raise Damaged(f"{where} says that it is shard {found.number} of {found.shards}")

@@ -774,13 +774,7 @@ class ObjectPartitions:
         return (await opened.directory.writer_of(key).look(moment)).shard.get(key)
 
     async def acquire(
-        self,
-        source: str,
-        claim: Claim,
-        count: int,
-        *,
-        only: str | None = None,
-        random: bool = True,
+        self, source: str, claim: Claim, count: int, *, only: str | None = None, random: bool = True
     ) -> Acquired:
         opened = await self._opened(source)
         if opened is None or count < 1:

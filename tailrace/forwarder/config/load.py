@@ -78,7 +78,7 @@ def _receivers(content: object) -> tuple[FileSource, ...]:
         named = _RECEIVER.fullmatch(str(label))
         if named is None:
             raise InvalidInput(
-                f"{where} is no receiver that the forwarder has",
+                f"{where} is not a known receiver",
                 field=where,
                 hint="It has one kind, file_log/NAME, which is also spelled filelog/NAME.",
             )

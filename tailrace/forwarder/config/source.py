@@ -326,8 +326,7 @@ class FileSource(ConfigSection):
     include: Texts = key(..., "paths to read, with `*`, `**`, `?`, `[a-z]`, `{a,b}`")
     exclude: Texts = key((), "paths of `include` to leave out")
     within: Texts = key(
-        (),
-        "folders in which a file must lie after all symbolic links of its path; empty: anywhere",
+        (), "folders in which a file must lie after all symbolic links of its path; empty: anywhere"
     )
     exclude_older_than: Duration = key(0.0, "leave out files that were changed before; 0: none")
     start_at: Literal["beginning", "end"] = key(
@@ -508,7 +507,7 @@ class FileSource(ConfigSection):
     def _globs(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for glob in value:
             if not glob or glob.count("{") != glob.count("}") or re.search(r"\[[^\]]*$", glob):
-                raise ValueError(f"{glob!r} is no pattern of paths")
+                raise ValueError(f"{glob!r} is not a pattern of paths")
         return value
 
 

@@ -97,9 +97,9 @@ def parse_target(text: str) -> DeliveryTarget:
         parts = urlsplit(with_scheme.removeprefix(_SRV))
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise InvalidInput(f"{text!r} is no target: {error}", hint=_HINT) from None
+        raise InvalidInput(f"{text!r} is not a target: {error}", hint=_HINT) from None
     if parts.scheme not in _PORTS or not host or parts.query or parts.fragment:
-        raise InvalidInput(f"{text!r} is no target", hint=_HINT)
+        raise InvalidInput(f"{text!r} is not a target", hint=_HINT)
     if "@" in parts.netloc:
         raise InvalidInput("a target has a user or password in it", hint="Use `token_file`.")
     if srv and port is not None:
@@ -553,10 +553,7 @@ def perform(
 
 
 def _ship(
-    task: Shipment,
-    service: Service,
-    durability: str,
-    encode: Callable[[bytes], tuple[bytes, str]],
+    task: Shipment, service: Service, durability: str, encode: Callable[[bytes], tuple[bytes, str]]
 ) -> Verdict:
     path = run_path(task.fqn, task.run)
     batched = {"Tailrace-Batch": task.batch}

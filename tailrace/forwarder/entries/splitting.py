@@ -71,10 +71,10 @@ class Codec:
         try:
             found = codecs.lookup(_ALIASES.get(name, name))
         except LookupError:
-            raise ValueError(f"{encoding!r} is no encoding that is known") from None
+            raise ValueError(f"{encoding!r} is not a known encoding") from None
         self.name = found.name
         if not found._is_text_encoding or self.name in _REFUSED:
-            raise ValueError(f"{encoding!r} is no encoding of log files; use utf-8 or utf-16le")
+            raise ValueError(f"{encoding!r} is not an encoding of log files; use utf-8 or utf-16le")
         self.utf8 = self.name == "utf-8"
         self.mark = _MARKS.get(self.name, b"")
         """The byte order mark with which a file may begin."""

@@ -291,7 +291,9 @@ def level_mapping(preset: str, mapping: Mapping[str, Any]) -> dict[str, str]:
     for alias, values in mapping.items():
         level = ALIASES.get(str(alias).lower())
         if level is None and str(alias).lower() != "default":
-            raise ValueError(f"{alias!r} is no severity; they are trace, debug, … to fatal4")
+            raise ValueError(
+                f"{alias!r} is not a severity; severities are trace, debug, … to fatal4"
+            )
         for value in _values(values):
             found[value] = level or ""
     return found

@@ -84,7 +84,7 @@ def zone_of(location: str) -> tzinfo | None:
     try:
         return ZoneInfo(location)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise ValueError(f"{location!r} is no time zone, such as UTC or Europe/Berlin") from None
+        raise ValueError(f"{location!r} is not a time zone, such as UTC or Europe/Berlin") from None
 
 
 def time_parser(
@@ -159,7 +159,7 @@ def _compiled(layout: str) -> LinearRegex:
             parts.append(re.escape(literal).replace(r"\ ", r"\s+"))
             continue
         if name not in _PIECES:
-            raise ValueError(f"%{name} is no part of a layout that is known")
+            raise ValueError(f"%{name} is not a known part of a layout")
         group, pattern = _PIECES[name]
         if name in "Lfs" and parts:
             # Seconds may be followed by a comma where the layout has a point, or by nothing.

@@ -340,9 +340,7 @@ class PipelineSettings(BaseModel):
         description="The appenders of a process that died are taken over after this long",
     )
     poll_seconds: float = Field(
-        default=5,
-        gt=0,
-        description="How often a process looks for appenders that nobody works on",
+        default=5, gt=0, description="How often a process looks for appenders that nobody works on"
     )
     stop_seconds: float = Field(
         default=30,

@@ -121,10 +121,7 @@ def _cuts(ends: Indexes, size: int) -> Indexes:
 
 
 def _parts(
-    whole: np.void,
-    cuts: NDArray[np.int64],
-    lines: NDArray[np.int64],
-    records: NDArray[np.int64],
+    whole: np.void, cuts: NDArray[np.int64], lines: NDArray[np.int64], records: NDArray[np.int64]
 ) -> Blocks:
     parts = np.repeat(whole.reshape(1), len(cuts))
     parts["size"] = np.diff(cuts, prepend=0)

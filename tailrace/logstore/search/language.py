@@ -155,8 +155,8 @@ _EITHER: Final = (
 _WORDS: Final = (
     *_EITHER,
     (r"\||\|>", "there is no command behind a |", _PIPES),
-    (r"\|=", "|= is no operator", 'Write the text alone: "a text".'),
-    (r"\|~|=~", "{word} is no operator", "Write a regular expression between slashes: /a.*b/."),
+    (r"\|=", "|= is not an operator", 'Write the text alone: "a text".'),
+    (r"\|~|=~", "{word} is not an operator", "Write a regular expression between slashes: /a.*b/."),
     (r"!~|!=", "{word} has no field before it",
      'Write NOT "a text", NOT /a.*b/ or field!=value, without blanks.'),
     (r"[&=<>~!^+]+", "{word!r} has no field before it",
@@ -171,8 +171,8 @@ _WORDS: Final = (
      "Write a regular expression behind a field and a colon: field:/a.*b/. " + _QUOTES),
     (r"[\w.]+='.*", "{key} is compared with no text here",
      'Write field:"a text", with a field such as level, fqn or json.x. ' + _QUOTES),
-    (r"(?:earliest|latest)=.+", "{key} is no field", "Give from and to. " + _QUOTES),
-    (r"(?:index|sourcetype)=.+", "{key} is no field",
+    (r"(?:earliest|latest)=.+", "{key} is not a field", "Give from and to. " + _QUOTES),
+    (r"(?:index|sourcetype)=.+", "{key} is not a field",
      "Write fqn:name, run:name or connector:name. " + _QUOTES),
     (r"[A-Za-z_][\w.-]*(?:[<>]=?|!=|==)[-+]?[0-9][0-9.]*", "there is no field {key!r}",
      "Write json.{word} or logfmt.{word} for what lines have. " + _QUOTES),
@@ -328,7 +328,7 @@ def _refuse_field(token: Token) -> Token:
 
 
 def _refuse_sign(token: Token) -> Token:
-    what = f"{str(token)!r} before a word is no operator"
+    what = f"{str(token)!r} before a word is not an operator"
     hint = {
         "-": 'Write NOT x for records without it. Text with a - goes into quotes: "-x".',
         "+": 'Each word is needed anyway. Text with a + goes into quotes: "+x".',
@@ -421,7 +421,9 @@ class _Conditions(Transformer_NonRecursive[Token, Any]):
         while token[at:].strip() not in ("", ")"):
             found = _ITEM.match(token, at)
             if found is None:
-                raise _wrong_at((token.start_pos or 0) + at, "this is no value of a list", _NO_LIST)
+                raise _wrong_at(
+                    (token.start_pos or 0) + at, "this is not a value of a list", _NO_LIST
+                )
             kind = "VALUE" if found[1] is None else "PHRASE"
             values.append(Token(kind, found[2] or found[1], start_pos=token.start_pos))
             if found[2] is not None and "*" in found[2]:

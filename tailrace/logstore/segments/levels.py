@@ -441,8 +441,7 @@ RULES: Final = (
     LevelRule(r"^(?:\S+ ){3,5}\[\d\d?/[A-Z][a-z][a-z]/\d{4}:\d\d:", lambda _: NO_LEVEL),
     # Syslog's priority: facility * 8 + severity.
     LevelRule(
-        r"^<(?P<level>1[0-8]\d|19[01]|[1-9]?\d)>",
-        lambda text: level_of_syslog(int(text) % 8),
+        r"^<(?P<level>1[0-8]\d|19[01]|[1-9]?\d)>", lambda text: level_of_syslog(int(text) % 8)
     ),
     LevelRule(
         r" (?:kern|user|mail|daemon|auth|authpriv|syslog|lpr|news|uucp|cron|ftp|local[0-7])"

@@ -261,7 +261,7 @@ class Log:
                 try:
                     yield [orjson.loads(line) for line in body.splitlines() if wanted in line]
                 except ValueError as error:
-                    raise StoreUnavailable(f"{name} of the table's log is no commit") from error
+                    raise StoreUnavailable(f"{name} of the table's log is not a commit") from error
 
     def _get(self, name: str) -> bytes:
         try:

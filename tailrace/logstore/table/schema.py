@@ -277,12 +277,7 @@ def _stats(footer: Any) -> str:
         if name in _BOUNDED:
             _bounds(name, [g.column(index) for g in _groups(footer)], lows, highs, nulls)
     return orjson.dumps(
-        {
-            "numRecords": footer.num_rows,
-            "minValues": lows,
-            "maxValues": highs,
-            "nullCount": nulls,
-        }
+        {"numRecords": footer.num_rows, "minValues": lows, "maxValues": highs, "nullCount": nulls}
     ).decode()
 
 
@@ -301,11 +296,7 @@ def _groups(footer: Any) -> list[Any]:
 
 
 def _bounds(
-    name: str,
-    chunks: list[Any],
-    lows: dict[str, str],
-    highs: dict[str, str],
-    nulls: dict[str, int],
+    name: str, chunks: list[Any], lows: dict[str, str], highs: dict[str, str], nulls: dict[str, int]
 ) -> None:
     every = [chunk.statistics for chunk in chunks]
     if not every or any(s is None or not s.has_min_max for s in every):

@@ -343,13 +343,7 @@ class Builder:
         ]
 
     def add(
-        self,
-        rows: int,
-        text: bytes,
-        *,
-        bare: bool,
-        lines: LineMap | None = None,
-        seen: bytes = b"",
+        self, rows: int, text: bytes, *, bare: bool, lines: LineMap | None = None, seen: bytes = b""
     ) -> None:
         """Adds a row group: its messages, concatenated, and whether no line has attributes.
 

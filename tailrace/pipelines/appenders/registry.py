@@ -146,7 +146,7 @@ def _of_wheel(path: str) -> list[Plugin]:
         with zipfile.ZipFile(path) as wheel:
             compiled = [name for name in wheel.namelist() if name.endswith(_COMPILED)]
     except (OSError, zipfile.BadZipFile) as error:
-        raise InvalidInput(f"{path} is no wheel: {error}", hint=_HINT) from None
+        raise InvalidInput(f"{path} is not a wheel: {error}", hint=_HINT) from None
     if compiled:
         raise InvalidInput(
             f"{path} has compiled code ({compiled[0]}), which cannot be imported from a wheel",
@@ -156,8 +156,7 @@ def _of_wheel(path: str) -> list[Plugin]:
     ours = [entry for entry in entries if entry.group == GROUP]
     if not ours:
         raise InvalidInput(
-            f"{path} has no appenders",
-            hint=f"Its entry points need the group {GROUP}.",
+            f"{path} has no appenders", hint=f"Its entry points need the group {GROUP}."
         )
     return [
         Plugin(one.name, f"{one.value} in {path}", _loading(path, one), one.value) for one in ours
@@ -250,20 +249,20 @@ def _checked(found: object, plugin: Plugin) -> AppenderKind | WrapperKind:
     """What a plugin names, if it is a kind of appender. Raises `InvalidInput`."""
     if not isinstance(found, AppenderKind | WrapperKind):
         raise InvalidInput(
-            f"{plugin.origin} is no kind of appender: it needs `settings`, and to be callable",
+            f"{plugin.origin} is not a kind of appender: it needs `settings`, and to be callable",
             field="type",
         )
     settings: object = found.settings
     if not (isinstance(settings, type) and issubclass(settings, Section)):
         raise InvalidInput(
-            f"{plugin.origin} is no kind of appender: its `settings` must be a class that is"
+            f"{plugin.origin} is not a kind of appender: its `settings` must be a class that is"
             " derived from tailrace.pipelines.section.Section",
             field="type",
         )
     missing = [name for name in _METHODS if isinstance(found, type) and not hasattr(found, name)]
     if missing:
         raise InvalidInput(
-            f"{plugin.origin} is no kind of appender: it has no {', '.join(missing)}",
+            f"{plugin.origin} is not a kind of appender: it has no {', '.join(missing)}",
             field="type",
             hint="tailrace/pipelines/appenders/contract.py says what each method must do.",
         )

@@ -473,5 +473,5 @@ def _rest(body: bytes) -> EventSegment:
         with pq.ParquetFile(io.BytesIO(body), page_checksum_verification=True) as file:
             events = file.read(columns=EVENTS.names, use_threads=False)
     except (OSError, pa.ArrowException) as error:
-        raise Damaged(f"the service sent what is no Parquet: {error}") from error
+        raise Damaged(f"the reply of the service is not Parquet: {error}") from error
     return summed(as_events(events), len(body))

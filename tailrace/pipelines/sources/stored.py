@@ -18,12 +18,7 @@ from tailrace.logstore.runs.report import read_watermark
 from tailrace.logstore.segments.file_format import quarantined_segments
 from tailrace.logstore.segments.reader import open_segment, read_footer
 from tailrace.pipelines.events import EVENTS, Deleted, Origin, as_events
-from tailrace.pipelines.sources.segments import (
-    EventSegment,
-    Fetched,
-    NodeSegments,
-    SegmentContents,
-)
+from tailrace.pipelines.sources.segments import EventSegment, Fetched, NodeSegments, SegmentContents
 
 log = logging.getLogger("tailrace.pipelines")
 

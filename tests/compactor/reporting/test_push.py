@@ -104,5 +104,5 @@ def test_what_is_no_address_is_refused_as_a_setting(
 
 
 def test_a_port_that_is_none_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"compaction\.push_gateway is no address"):
+    with pytest.raises(InvalidInput, match=r"compaction\.push_gateway is not an address"):
         PushGateway("http://gateway:port", "host")

@@ -285,7 +285,7 @@ async def test_items_of_another_program_are_not_taken_for_ours(dynamodb: DynamoD
             TableName=store.requests.table, Item={name: {"S": it} for name, it in theirs.items()}
         )
         client.close()
-        with pytest.raises(Damaged, match="is no partition") as caught:
+        with pytest.raises(Damaged, match="is not a partition") as caught:
             await store.get(SOURCE, "b")
         assert "partition_prefix" in caught.value.hint
         assert await keys_taken(store, claim_of(store), 9) == ["a"]

@@ -85,10 +85,14 @@ def test_sizes(text: object, size: int) -> None:
         ({"on_truncate": "ignore"}, "on_truncate", "lose lines"),
         ({"start_at": "middle"}, "start_at", "'beginning' or 'end'"),
         ({"include": []}, "", "at least one path"),
-        ({"include": ["a[b"]}, "include", "no pattern of paths"),
+        ({"include": ["a[b"]}, "include", "not a pattern of paths"),
         ({"multiline": {}}, "multiline", "exactly one of"),
         ({"multiline": {"line_start_patern": "a"}}, "multiline.line_start_patern", "Did you mean"),
-        ({"multiline": {"line_start_pattern": "("}}, "multiline.line_start_pattern", "no regular"),
+        (
+            {"multiline": {"line_start_pattern": "("}},
+            "multiline.line_start_pattern",
+            "not a regular",
+        ),
         (
             {"multiline": {"line_start_pattern": "a", "line_end_pattern": "b"}},
             "multiline",

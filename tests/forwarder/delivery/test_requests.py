@@ -112,7 +112,7 @@ def test_no_answer_is_of_the_place() -> None:
 
 
 def test_an_answer_that_is_no_receipt_is_no_acknowledgement() -> None:
-    with pytest.raises(Again, match="no receipt"):
+    with pytest.raises(Again, match="not a receipt"):
         done(SHIPMENT, lambda _: Given(200, {}, b"<html>welcome</html>"))
 
 

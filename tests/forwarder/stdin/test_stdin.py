@@ -277,7 +277,7 @@ def test_a_signal_ends_reading_and_what_was_read_is_delivered(
         process.send_signal(number)
         assert process.stderr is not None
         assert process.wait(PATIENCE_SECONDS) == 0
-        assert b"reads no more" in process.stderr.read()
+        assert b"stops reading" in process.stderr.read()
         process.communicate()
         assert messages(service.url, run) == ["one", "two without an end"]
         assert state_of(service.url, run) == ("open", "running"), "the input had not ended"
@@ -302,16 +302,16 @@ def test_a_signal_ends_a_forwarder_that_has_no_room(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "there is no target"),
-        (["ftp://x", "--fqn", "F"], "'ftp://x' is no target"),
+        ([], "no target is given"),
+        (["ftp://x", "--fqn", "F"], "'ftp://x' is not a target"),
         (["logs"], "--fqn is missing"),
         (["logs", "--fqn", "F", "--attr", "x"], "--attr 'x' is not K=V"),
-        (["logs", "--fqn", "F", "--close", "well"], "--close 'well' is no outcome"),
+        (["logs", "--fqn", "F", "--close", "well"], "--close 'well' is not an outcome"),
         (["logs", "--fqn", "F", "--spool-bytes", "0"], "--spool-bytes"),
         (["logs", "--fqn", "F", "--token-file", "/nowhere"], "the token in /nowhere"),
         (["logs", "--fqn", "F", "--ca-file", "/nowhere"], "the certificates in /nowhere"),
-        (["state"], "what is to be done with the state"),
-        (["state", "drop"], "what is to be done with the state"),
+        (["state"], "the action on the state is missing"),
+        (["state", "drop"], "the action on the state is missing"),
         (["state", "list", "--storage", "/nowhere"], "/nowhere has no checkpoints"),
     ],
 )

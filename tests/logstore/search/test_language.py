@@ -267,7 +267,7 @@ def test_blanks_ask_for_everything(blank: str) -> None:
         ("pos:x", 5, "pos is a number"),
         ("ts>tomorrow", 4, "ts is a time"),
         ("ulid:x", 6, "no ULID"),
-        ("fqn:in(a b)", 8, "no value of a list"),
+        ("fqn:in(a b)", 8, "not a value of a list"),
         ("fqn:in()", 5, "the list is empty"),
         ("fqn:in(a*, b)", 5, r"no \*"),
         ("fqn>in(a)", 5, "no order"),

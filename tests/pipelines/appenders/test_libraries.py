@@ -136,7 +136,7 @@ def test_folders_and_wheels_that_cannot_be_read_are_named(tmp_path: Path) -> Non
     with pytest.raises(InvalidInput, match="absent of --lib cannot be read"):
         registry(tmp_path / "absent")
     (tmp_path / "x-1-py3-none-any.whl").write_bytes(b"none")
-    assert "is no wheel" in wrong(registry(tmp_path))
+    assert "is not a wheel" in wrong(registry(tmp_path))
     with zipfile.ZipFile(tmp_path / "x-1-py3-none-any.whl", "w") as made:
         made.writestr("x/fast.so", b"")
     assert "has compiled code (x/fast.so)" in wrong(registry(tmp_path))

@@ -350,13 +350,13 @@ OUTSIDE = '<!DOCTYPE x SYSTEM "file:///etc/passwd"><configuration/>'
     [
         (BOMB, "line 1: a document type is not read"),
         (OUTSIDE, "line 1: a document type is not read"),
-        ("<configuration>&x;</configuration>", "is no XML: undefined entity"),
-        ("<configuration>", "is no XML: no element found"),
+        ("<configuration>&x;</configuration>", "is not XML: undefined entity"),
+        ("<configuration>", "is not XML: no element found"),
         ("<Configuration status='warn'><Appenders/></Configuration>", "no appender of the file"),
         ("<log4j/>", "is <log4j>, not <configuration>"),
         ("<configuration>" + "<a>" * 60 + "</a>" * 60 + "</configuration>", "are too deep"),
         ("<configuration>" + " " * (1 << 20) + "</configuration>", "at most are read"),
-        ("", "is no XML"),
+        ("", "is not XML"),
     ],
 )
 def test_files_that_cannot_be_read_are_refused(text: str, says: str) -> None:

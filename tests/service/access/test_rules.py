@@ -33,7 +33,7 @@ TOKEN = rule(token_of("abcd"), {"read": ["*"]})
         ({"tokens": [TOKEN | {"secrets": [{"sha256": token_of("abcd")}]}]}, "not the token"),
         ({"proxy": {"addresses": ["0.0.0.0/0"], "user_header": "X-User"}}, "every address"),
         ({"proxy": {"addresses": ["10.0.0.1"], "user_header": "Cookie"}}, "cannot be the header"),
-        ({"proxy": {"addresses": ["ten"], "user_header": "X-User"}}, "is no address"),
+        ({"proxy": {"addresses": ["ten"], "user_header": "X-User"}}, "is neither an address"),
     ],
 )
 def test_what_cannot_be_is_refused_without_a_secret(content: dict[str, Any], why: str) -> None:

@@ -95,10 +95,7 @@ class S3Settings(BaseModel):
         default=64, ge=1, le=4096, description="Connections to the server at once"
     )
     multipart_bytes: Bytes = Field(
-        default=64 * MIB,
-        ge=5 * MIB,
-        le=5 << 30,
-        description="A larger object is put in parts",
+        default=64 * MIB, ge=5 * MIB, le=5 << 30, description="A larger object is put in parts"
     )
 
     @field_validator("storage_class")

@@ -21,12 +21,7 @@ from tailrace.logstore.objects.s3.client import BlockingBucket, open_client
 from tailrace.logstore.objects.s3.credentials import Credentials
 from tailrace.logstore.objects.s3.keys import BucketPlace, ObjectProtection
 from tailrace.logstore.objects.s3.reads import BlockingLists, Lists, Reads, Uploads
-from tailrace.logstore.objects.s3.requests import (
-    Meaning,
-    S3Failure,
-    S3RequestFailed,
-    S3Requests,
-)
+from tailrace.logstore.objects.s3.requests import Meaning, S3Failure, S3RequestFailed, S3Requests
 from tailrace.logstore.objects.s3.settings import S3Settings
 from tailrace.logstore.objects.s3.writes import (
     GivenBytes,
@@ -173,8 +168,7 @@ class Check:
                 raise self._said(operation, failure)
         assert failure is not None
         raise StoreUnavailable(
-            f"the store {self._place.uri('')} was not checked: {failure.message}",
-            hint=failure.hint,
+            f"the store {self._place.uri('')} was not checked: {failure.message}", hint=failure.hint
         )
 
     def _said(self, operation: str, failure: S3Failure) -> InvalidInput:

@@ -65,9 +65,7 @@ class RunFolders(NamedTuple):
         return generation < max(deleted.get((fqn, run), 0), deleted.get((fqn, None), 0))
 
 
-def encoded(
-    deleted: Mapping[tuple[str, str | None], int],
-) -> Mapping[tuple[str, str | None], int]:
+def encoded(deleted: Mapping[tuple[str, str | None], int]) -> Mapping[tuple[str, str | None], int]:
     """Deletions by the names of folders."""
     return {
         (encode(fqn), None if run is None else encode(run)): t for (fqn, run), t in deleted.items()

@@ -236,9 +236,9 @@ def test_an_operator_passes_over_what_its_condition_is_not_true_of() -> None:
         "parse_from"), ({"type": "json_parser", "parse_from": "elsewhere"}, "a field is"), ({"type":
         "time_parser", "parse_from": "body", "layout": "%b %e %H:%M:%S"}, "needs a year"), ({"type":
         "time_parser", "parse_from": "body", "layout": "%Y%Q"}, "%Q"), ({"type": "time_parser",
-        "parse_from": "body", "layout": "%Y", "location": "X"}, "time zone"), ({"type":
-        "severity_parser", "parse_from": "body", "mapping": {"bad": 1}}, "no severity"), ({"type":
-        "recombine", "combine_field": "body"}, "exactly one"), ({"type": "json_parser", "if":
+        "parse_from": "body", "layout": "%Y", "location": "X"}, "time zone"), (
+        {"type": "severity_parser", "parse_from": "body", "mapping": {"bad": 1}}, "not a severity"),
+        ({"type": "recombine", "combine_field": "body"}, "exactly one"), ({"type": "json_parser", "if":
         "len(body)"}, "expression"),
     ],
 )  # fmt: skip
