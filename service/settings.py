@@ -54,16 +54,16 @@ class AccessSettings(Section):
 
     rules: str = Field(
         default="",
-        description="File with the rules of access (YAML), read again when it changes and at"
-        " SIGHUP; empty: everybody who reaches the service may do everything",
+        description="File with the rules of access (YAML), reloaded when it changes and at "
+        "SIGHUP; empty: anybody who can reach the service may do everything",
     )
     reload_seconds: float = Field(
-        default=2, gt=0, description="How often is looked whether the file of rules has changed"
+        default=2, gt=0, description="How often the file of rules is checked for changes"
     )
     audit_log: str = Field(
         default="",
-        description="File of the audit log (JSON lines), which is written when there are rules;"
-        " empty: `audit.log` in the data folder",
+        description="File of the audit log (JSON lines), written if rules of access exist; "
+        "empty: `audit.log` in the data folder",
     )
 
 
@@ -79,36 +79,40 @@ class IngestSettings(Section):
         description="A client's batch id older than this is refused as `batch-too-old`",
     )
     max_future_seconds: int = Field(
-        default=600, ge=0, description="A client's batch id further ahead of the clock is refused"
+        default=600,
+        ge=0,
+        description="A client's batch id that is further ahead of the clock is refused",
     )
     max_body_bytes: Bytes = Field(
-        default=64 * MIB, description="Size of a request body as it is sent, compressed or not"
+        default=64 * MIB, description="Maximum size of a request body as sent, compressed or not"
     )
     max_text_bytes: Bytes = Field(
-        default=64 * MIB, description="Size of one batch's text after decompression and decoding"
+        default=64 * MIB,
+        description="Maximum size of a batch's text after decompression and decoding",
     )
     max_meta_bytes: Bytes = Field(
         default=16 * MIB,
-        description="Size of the metadata of one batch's records: times, levels, attributes",
+        description="Maximum size of the metadata of a batch's records: times, levels, attributes",
     )
     in_flight_bytes: Bytes = Field(
         default=128 * MIB,
-        description="Memory of all bodies, as far as they have arrived, and of their texts;"
-        " beyond it bodies wait, and one that stalls meanwhile gets 503; up to 32 MiB more"
-        " may have arrived while it is used up",
+        description="Memory for all request bodies and their texts. When it is used up, bodies "
+        "wait, and a body that stalls gets 503; up to 32 MiB more may arrive meanwhile",
     )
     body_timeout_seconds: float = Field(
-        default=60, gt=0, description="Time from the end of a request's headers to its last byte"
+        default=60,
+        gt=0,
+        description="Maximum time from the end of a request's headers to its last byte",
     )
     offload_bytes: Bytes = Field(
-        default=256 * KIB, description="Bodies from this size on are decoded in a thread"
+        default=256 * KIB, description="Bodies of at least this size are decoded in a thread"
     )
     decode_threads: int = Field(
-        default=2, ge=1, le=64, description="Bodies decoded at the same time"
+        default=2, ge=1, le=64, description="Number of bodies that are decoded at the same time"
     )
     prefix_connector: bool = Field(
         default=False,
-        description="Begin the first line of a batch with `[connectorId] `, as OpenMetadata does",
+        description="Start the first line of a batch with `[connectorId] `, as OpenMetadata does",
     )
 
     @property
@@ -134,29 +138,32 @@ class ServerSettings(Section):
 
     host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on")
     port: int = Field(
-        default=8790, ge=0, le=65535, description="Port to listen on; 0 takes a free one"
+        default=8790, ge=0, le=65535, description="Port to listen on; 0: any free port"
     )
     workers: int = Field(
         default=1,
         ge=1,
         le=256,
-        description="Processes that serve, each a node of its own; about one for each core. What"
-        " bounds memory, disk and searches is divided among them",
+        description="Worker processes, each a node of its own; about one per core. Limits of "
+        "memory, disk and searches are divided among them",
     )
     role: Literal["all", "ingest", "query"] = Field(
         default="all",
-        description="What this node does for others: `ingest` makes no searches; `query` has no"
-        " journal and takes nothing, reads runs and searches, and needs `store` and `nodes.secret`",
+        description="Role of this node: `ingest` runs no searches; `query` reads runs and "
+        "searches, but has no journal and accepts no lines, and needs `store` and "
+        "`nodes.secret`",
     )
     insecure: bool = Field(
         default=False,
-        description="Listen on an address other machines can reach, also without rules of access",
+        description="Listen on an address that other machines can reach, even without rules of "
+        "access",
     )
     tls_certificate: str = Field(
         default="", description="File with the certificate and its chain (PEM); empty: no TLS"
     )
     tls_key: str = Field(
-        default="", description="File with its private key (PEM); empty: it is with the certificate"
+        default="",
+        description="File with its private key (PEM); empty: the key is in the certificate's file",
     )
     stop_seconds: float = Field(
         default=30, gt=0, description="How long a stop waits for requests and for the last flush"
@@ -165,45 +172,47 @@ class ServerSettings(Section):
         default=5.0,
         gt=0,
         le=600,
-        description="How long a request that reads waits for an answer of the object store; then"
-        " the reply has what the nodes hold, and says so",
+        description="How long a read waits for an answer of the object store; after that, the "
+        "reply has only lines that the nodes hold, and is marked",
     )
     max_connections: int = Field(
         default=4096,
         ge=1,
-        description="Connections at once; the next one gets 503. Fewer if the process may"
-        " open few files",
+        description="Maximum number of connections; the next one gets 503. Lower if the process "
+        "may open few files",
     )
     max_connections_per_peer: int = Field(
         default=3072,
         ge=1,
-        description="Connections of one address at once (IPv6: one /64); at most three quarters "
-        "of all",
+        description="Maximum number of connections of one address (IPv6: one /64); at most three "
+        "quarters of all",
     )
     max_header_bytes: Bytes = Field(
         default=64 * KIB,
         ge=KIB,
-        description="Size of a request's line and headers; a larger one gets 431",
+        description="Maximum size of a request's line and headers; a larger request gets 431",
     )
     max_url_bytes: Bytes = Field(
-        default=8 * KIB, ge=KIB, description="Size of a request's URL; a larger one gets 414"
+        default=8 * KIB,
+        ge=KIB,
+        description="Maximum size of a request's URL; a longer URL gets 414",
     )
     header_timeout_seconds: float = Field(
         default=30,
         gt=0,
-        description="Time from the first byte of a request to the end of its headers",
+        description="Maximum time from the first byte of a request to the end of its headers",
     )
     idle_timeout_seconds: float = Field(
         default=75,
         gt=0,
-        description="A connection without a request for this long is closed, also a new one",
+        description="A connection without a request for this long is closed, even a new one",
     )
     reply_bytes: Bytes = Field(
         default=256 * MIB,
         ge=MIB,
-        description="Memory of pages, downloads, segments and lists in progress, 1 MiB each;"
-        " further requests wait up to 10 s, and replies that nobody reads"
-        " meanwhile are cut off",
+        description="Memory for pages, downloads, segments and lists in progress, 1 MiB each; "
+        "further requests wait up to 10 s, and replies that are not read meanwhile "
+        "are cut off",
     )
     write_timeout_seconds: float = Field(
         default=60,
@@ -224,8 +233,9 @@ class ServerSettings(Section):
 
     cors_origins: Listed = Field(
         default="",
-        description="Origins (`https://tools.example.com`), separated by commas, whose pages may"
-        " ask everything and read the replies (CORS), with a token of their own; empty: none",
+        description="Origins (`https://tools.example.com`), separated by commas, whose pages may "
+        "send all requests and read the replies (CORS), with their own token; empty: "
+        "none",
     )
 
     @field_validator("allowed_hosts")
@@ -254,7 +264,7 @@ class PageSettings(Section):
         default=1000, ge=1, description="Lines of a page when `limit` is not given"
     )
     max_lines: int = Field(
-        default=100_000, ge=1, description="The most lines of a page, for any `limit`"
+        default=100_000, ge=1, description="Maximum number of lines of a page, for any `limit`"
     )
     run_list: int = Field(default=10, ge=1, description="Runs listed when `limit` is not given")
 
@@ -317,16 +327,17 @@ class JournalSettings(Section):
     max_bytes: Bytes = Field(
         default=8 * GIB,
         ge=4 * MIB,
-        description="Size of all journal files together; beyond it appends get 507",
+        description="Maximum size of all journal files together; beyond it appends get 507",
     )
     min_free_bytes: Bytes = Field(
         default=64 * MIB,
-        description="With less free disk space no batch is accepted; cuts and closes still are",
+        description="Below this free disk space, batches are refused; cuts and closes still work",
     )
     reserve_bytes: BytesOrZero = Field(
         default=4 * MIB,
-        description="Room that is taken twice on the disk of the data folder, and on that of a"
-        " folder store, for a start and for deletions when the disk is full; 0: none",
+        description="Disk space reserved for starts and deletions on a full disk: twice this "
+        "size on the disk of the data folder, and on the disk of a folder store; 0: "
+        "none",
     )
     fast_sync_seconds: float = Field(
         default=1, gt=0, description="A batch sent as `fast` is synced after at most this time"
@@ -334,8 +345,9 @@ class JournalSettings(Section):
     erase_seconds: float = Field(
         default=60,
         ge=0,
-        description="After a deletion the journal begins a new file within this time, so that the"
-        " file with the deleted lines goes; deletions in between share one",
+        description="After a deletion the journal begins a new file within this time, so that "
+        "the file with the deleted lines can be removed; deletions within this time "
+        "share one new file",
     )
 
     @model_validator(mode="after")
@@ -354,29 +366,33 @@ class NodesSettings(Section):
 
     secret: SecretStr = Field(
         default=SecretStr(""),
-        description="Secret that all nodes on the store share, at least 16 characters; empty: this"
-        " node asks no other node and answers none",
+        description="Secret shared by all nodes on the store, at least 16 characters; empty: "
+        "this node neither asks nor answers other nodes",
     )
     previous_secret: SecretStr = Field(
         default=SecretStr(""),
-        description="The secret before this one, while it is replaced: this node takes it too, and"
-        " shows it to a node that refuses `nodes.secret`",
+        description="The previous secret, during its replacement: this node also accepts it, and "
+        "sends it to a node that refuses `nodes.secret`",
     )
     listen: str = Field(
         default="",
         pattern=r"^(.+:\d{1,5})?$",
-        description="`HOST:PORT` at which this node answers others alone, with TLS: they show a"
-        " certificate of `nodes.tls_ca`. Empty: at the service's own address, by `nodes.secret`",
+        description="`HOST:PORT` at which this node answers only other nodes, with TLS and "
+        "certificates of `nodes.tls_ca`. Empty: the service's own address, with "
+        "`nodes.secret`",
     )
     tls_certificate: str = Field(
         default="",
-        description="File with this node's certificate (PEM), which it shows to others",
+        description="File with this node's certificate (PEM), which it presents to other nodes",
     )
     tls_key: str = Field(
-        default="", description="File with its private key (PEM); empty: it is with the certificate"
+        default="",
+        description="File with its private key (PEM); empty: the key is in the certificate's file",
     )
     tls_ca: str = Field(
-        default="", description="File with the authority that signs nodes' certificates (PEM)"
+        default="",
+        description="File with the certificate of the authority that signs the "
+        "nodes' certificates (PEM)",
     )
     url: str = Field(
         default="",
@@ -387,30 +403,31 @@ class NodesSettings(Section):
         default=2.0,
         gt=0,
         le=60,
-        description="How long a reader waits for other nodes; one that is silent is left out, and"
-        " the reply says so",
+        description="How long a read waits for other nodes; a node that does not answer is left "
+        "out, and the reply names it",
     )
     refresh_seconds: float = Field(
-        default=5.0, ge=0.1, description="How often a node looks which other nodes there are"
+        default=5.0, ge=0.1, description="How often a node looks for other nodes"
     )
 
     shed_journal_share: float = Field(
         default=0.8,
         ge=0,
         le=1,
-        description="Of three nodes or more, one whose journal is so full refuses batches (429)"
-        " whose clients send them elsewhere; 0: not for this reason",
+        description="With three or more nodes, a node whose journal is fuller than this refuses "
+        "batches (429) of clients that can use another node; 0: not for this reason",
     )
     shed_lag_seconds: float = Field(
         default=120.0,
         ge=0,
-        description="The same if lines have waited so long for their segment; 0: not for this"
-        " reason",
+        description="The same if lines have waited longer than this for their segment; 0: not "
+        "for this reason",
     )
     shed_delay_seconds: float = Field(
         default=0.5,
         ge=0,
-        description="The same if a request waits so long for the processor; 0: not for this reason",
+        description="The same if a request waits longer than this for the processor; 0: not for "
+        "this reason",
     )
 
     @property
@@ -446,48 +463,49 @@ class QuerySettings(Section):
     threads: int = Field(default=2, ge=1, le=64, description="Threads of one search")
     memory_bytes: Bytes = Field(default=512 * MIB, ge=64 * MIB, description="Memory of one search")
     spill_bytes: Bytes = Field(
-        default=4 * GIB, description="Disk that one search may use beyond its memory"
+        default=4 * GIB, description="Disk space that one search may use beyond its memory"
     )
     index_bytes: Bytes | None = Field(
         default=None,
-        description="Memory of a node for what it read of skip indexes of table files, which say"
-        " what a search may leave out; empty: a 64th of the memory of machine or container, at"
-        " least 64 MiB",
+        description="Memory of a node for cached skip indexes, with which a search skips parts "
+        "of the table; empty: 1/64 of the memory of machine or container, at least "
+        "64 MiB",
     )
     scan_copies_bytes: BytesOrZero | None = Field(
         default=None,
-        description="Disk of a node for copies of table files without compression, which searches"
-        " scan three times as fast; empty: half of that memory, 0: none",
+        description="Disk of a node for uncompressed copies of table files, which searches scan "
+        "three times as fast; empty: half of that memory, 0: none",
     )
     file_cache_bytes: BytesOrZero = Field(
         default=16 * GIB,
-        description="Disk of a node for table files of a store on S3 as they are, and their skip"
-        " indexes, which searches then read without a request; 0: none",
+        description="Disk of a node for cached table files and skip indexes of a store on S3, "
+        "which searches then read without requests; 0: none",
     )
     time_limit_seconds: float = Field(
         default=60,
         gt=0,
-        description="Working time of one search, without waiting for the client to read",
+        description="Maximum working time of a search, without the time in which it waits for "
+        "its client",
     )
     stall_seconds: float = Field(
-        default=60, gt=0, description="A search whose client reads nothing for this long is ended"
+        default=60, gt=0, description="A search is ended if its client reads nothing for this long"
     )
-    max_concurrent: int = Field(default=4, ge=1, description="Searches at once")
-    max_waiting: int = Field(default=32, ge=0, description="Searches in the queue behind them")
+    max_concurrent: int = Field(default=4, ge=1, description="Number of concurrent searches")
+    max_waiting: int = Field(
+        default=32, ge=0, description="Number of searches that wait in the queue"
+    )
     stream_window_seconds: float = Field(
         default=2,
         ge=0,
         le=60,
-        description="A live search holds records back for this long and gives them in the order of"
-        " their ULIDs",
+        description="A live search delays records by this long, to return them in the order of "
+        "their ULIDs",
     )
-    max_streams: int = Field(
-        default=32, ge=1, description="Different searches that are followed live at once"
-    )
+    max_streams: int = Field(default=32, ge=1, description="Number of different live searches")
     idle_seconds: float = Field(
         default=300,
         ge=0,
-        description="A database that no search has used for this long is closed",
+        description="An unused search database is closed after this long",
     )
 
     @property
@@ -524,8 +542,8 @@ class QueueSettings(QueueRetention):
     max_attempts: int = Field(
         default=5,
         ge=1,
-        description="A segment that was leased this often without a commit has failed: the"
-        " group passes over it",
+        description="A segment that was leased this many times without a commit has failed: the "
+        "group skips it",
     )
     outstanding: int = Field(
         default=64,
@@ -536,8 +554,7 @@ class QueueSettings(QueueRetention):
     retry_seconds: float = Field(
         default=1,
         ge=0,
-        description="A segment that was given back is free after this long, doubled with each"
-        " attempt",
+        description="A returned segment is free after this long, doubled with each attempt",
     )
     longest_retry_seconds: float = Field(
         default=60, ge=0, description="The longest of these pauses"
@@ -548,12 +565,12 @@ class QueueSettings(QueueRetention):
     max_waiting: int = Field(
         default=1000,
         ge=1,
-        description="The most consumers that wait at a node; the next one gets 503",
+        description="Maximum number of waiting consumers at a node; the next one gets 503",
     )
     poll_seconds: float = Field(
         default=1,
         ge=0.05,
-        description="How often the store is asked for other nodes' segments while consumers wait",
+        description="How often the store is checked for other nodes' segments while consumers wait",
     )
     report_seconds: float = Field(
         default=30, gt=0, description="How often the lag of all groups is measured, for metrics"
@@ -561,7 +578,8 @@ class QueueSettings(QueueRetention):
     max_groups: int = Field(
         default=1000,
         ge=1,
-        description="The most consumer groups; a new one replaces an unused one, or gets 429",
+        description="Maximum number of consumer groups; a new one replaces an unused one, or "
+        "gets 429",
     )
     new_groups_per_hour: int = Field(
         default=100,
@@ -572,12 +590,12 @@ class QueueSettings(QueueRetention):
     unused_group_seconds: float = Field(
         default=3600,
         gt=0,
-        description="A group that committed nothing and got no call for this long is unused",
+        description="A group without a commit and without a call for this long counts as unused",
     )
     decoded_bytes: Bytes = Field(
         default=64 * MIB,
-        description="Memory for decoded parts of segments that consumers read; a part that"
-        " does not fit is decoded again when its consumer continues",
+        description="Memory for decoded parts of segments that consumers read; a part that does "
+        "not fit is decoded again later",
     )
 
     @property
@@ -597,17 +615,17 @@ class RunSettings(RunRetention):
     stream_timeout_minutes: float = Field(
         default=1440,
         gt=0,
-        description="A run that nobody closed is closed after this long without a line and without"
-        " a status that says that it goes on",
+        description="An open run is closed after this long without a line and without a status "
+        "that reports progress",
     )
     lost_minutes: float = Field(
         default=5,
         gt=0,
-        description="A run whose client has a heartbeat is `lost` after this long without a sign"
-        " of it; it goes on when the client is heard again",
+        description="A run whose client sends heartbeats is `lost` after this long without one; "
+        "it continues with the client's next sign of life",
     )
     cleanup_interval_minutes: float = Field(
-        default=60, gt=0, description="How often abandoned and expired runs are looked for"
+        default=60, gt=0, description="How often the node looks for abandoned and expired runs"
     )
     partial_flush_interval_minutes: float = Field(
         default=2,
@@ -616,20 +634,20 @@ class RunSettings(RunRetention):
     )
     early_flush_watermark_bytes: Bytes = Field(
         default=5 * MIB,
-        description="A run with this much new text is flushed without waiting for the time",
+        description="A run with this much new text is flushed at once",
     )
     pending_flush_alert_after_failures: int = Field(
         default=10,
         ge=1,
         description=(
-            "A flush that failed this often in a row is reported: in the log, in"
-            " `/health/ready` and to the alert rules"
+            "A flush that failed this many times in a row is reported in the log, in "
+            "`/health/ready` and to the alert rules"
         ),
     )
     max_concurrent_streams: int = Field(
         default=100,
         ge=1,
-        description="Runs with state in memory; others are served from the journal",
+        description="Number of runs with state in memory; other runs are served from the journal",
     )
     close_wait_seconds: float = Field(
         default=5,
@@ -639,7 +657,8 @@ class RunSettings(RunRetention):
     reopen_idle_seconds: float = Field(
         default=60,
         gt=0,
-        description="A run that a late batch reopened is closed again after this long without one",
+        description="A run that a late batch reopened is closed again after this long without "
+        "further batches",
     )
 
     @property
@@ -700,26 +719,26 @@ class FlushSettings(Section):
     """When lines leave the node for the object store."""
 
     segment_seconds: float = Field(
-        default=10, gt=0, description="A segment is cut when it is this old"
+        default=10, gt=0, description="Maximum age of a segment before it is cut"
     )
     segment_bytes: Bytes = Field(
-        default=64 * MIB, description="A segment is cut when it holds this much text"
+        default=64 * MIB, description="Maximum size of a segment's text before it is cut"
     )
     bulk_milliseconds: int = Field(
         default=250,
         ge=0,
-        description="A batch sent as `bulk` is cut into a segment within this time",
+        description="Lines of `bulk` batches are cut into a segment within this time",
     )
     process: bool = Field(
         default=True,
-        description="Segments of 16 MiB of text and more are made in a process of its own",
+        description="Make segments of at least 16 MiB of text in a separate process",
     )
     parallel: int = Field(
         default=3,
         ge=1,
         le=64,
-        description="Runs that are flushed at the same time, those that waited longest first; "
-        "eight times as many of runs with at most 4 KiB of new text",
+        description="Number of runs that are flushed at the same time, longest wait first; eight "
+        "times as many if they have at most 4 KiB of new text",
     )
 
     @property
@@ -738,21 +757,22 @@ class OpenMetadataSettings(Section):
     version: str = Field(
         default=REPORTED_VERSION,
         pattern=r"^[0-9]+\.[0-9]+(\.[0-9]+)*$",
-        description="Version that `/api/v1/system/version` reports: that of the clients",
+        description="Version that `/api/v1/system/version` reports; clients expect their own",
     )
     finish_grace_seconds: float = Field(
         default=10,
         ge=0,
-        description="Live streams of a run end this long after its terminal pipelineStatus,"
-        " or after the last line that follows it",
+        description="Live streams of a run end this long after its terminal pipelineStatus, or "
+        "after a later line",
     )
     report_cache_bytes: Bytes = Field(
         default=16 * MIB,
-        description="Memory for statuses and metrics, and the same again for progress",
+        description="Memory for statuses and metrics; progress may use as much again",
     )
     report_reply_bytes: Bytes = Field(
         default=8 * MIB,
-        description="Size of statuses or metrics in one reply; `paging.next` leads to the rest",
+        description="Maximum size of statuses or metrics in one reply; `paging.next` leads to "
+        "the rest",
     )
 
 
@@ -819,7 +839,7 @@ def _short_expiry(settings: Settings) -> list[str]:
     every = {"expiration_days": runs.expiration_days}
     every |= {f"expiration_days_of[{p!r}]": days for p, days in runs.expiration_days_of.items()}
     return [
-        f"runs.{name} is {time_text(days)}: a run that is open longer than that loses its text"
+        f"runs.{name} is {time_text(days)}: a run that stays open longer than this loses its text"
         for name, days in every.items()
         if 0 < days < _FEW_DAYS
     ]
@@ -833,31 +853,33 @@ def _refuse_open_door(settings: Settings) -> None:
         f"refusing to listen on {server.host}: there are no rules of access",
         field="server.host",
         hint="Name a file of rules in access.rules (docs/operate/access.md), listen on 127.0.0.1,"
-        " or say --insecure if the network in front of it is trusted.",
+        " or use --insecure if the network is trusted.",
     )
 
 
 def _check_tls(settings: Settings) -> None:
     server = settings.server
     if server.tls_key and not server.tls_certificate:
-        raise InvalidInput("there is a key and no certificate", field="server.tls_certificate")
+        raise InvalidInput(
+            "server.tls_key is set without server.tls_certificate", field="server.tls_certificate"
+        )
     if not server.tls_certificate:
         return
     if settings.nodes.ask and not settings.nodes.listen:
         raise InvalidInput(
-            "nodes ask one another without TLS",
+            "nodes would ask each other without TLS",
             field="server.tls_certificate",
-            hint="Put a proxy in front of them that speaks TLS, or let nodes ask each other at an"
-            " address of their own (nodes.listen).",
+            hint="Put a proxy with TLS in front of the service, or give nodes an address of "
+            "their own (nodes.listen).",
         )
     try:
         server.tls_context()
     except OSError as error:
         why = error.strerror or type(error).__name__
         raise InvalidInput(
-            f"there is no certificate with its key in {server.tls_certificate}: {why}",
+            f"no certificate with its key is in {server.tls_certificate}: {why}",
             field="server.tls_certificate",
-            hint="It is a PEM file that the service may read; its key is in server.tls_key.",
+            hint="Name a PEM file that the service may read, and its key in server.tls_key.",
         ) from error
 
 
@@ -866,7 +888,7 @@ def _check_nodes(settings: Settings) -> None:
     nodes = settings.nodes
     if bool(nodes.listen) != bool(nodes.tls_certificate and nodes.tls_ca):
         raise InvalidInput(
-            "nodes that ask each other with TLS need an address, a certificate and an authority",
+            "TLS between nodes needs an address, a certificate and an authority",
             field="nodes.listen",
             hint="Set nodes.listen, nodes.tls_certificate and nodes.tls_ca, or none of them.",
         )
@@ -884,15 +906,15 @@ def _check_role(settings: Settings) -> None:
         return
     if not settings.store:
         raise InvalidInput(
-            "a node that only reads needs the store of the others",
+            "a query node needs the store of the other nodes",
             field="store",
-            hint="Name the folder or the s3:// address that they have in `store`.",
+            hint="Set `store` to their folder or s3:// address.",
         )
     if not settings.nodes.ask:
         raise InvalidInput(
-            "a node that only reads must ask the others for their newest lines",
+            "a query node must ask the other nodes for their newest lines",
             field="nodes.secret",
-            hint="Give it the nodes.secret that they have, or nodes.listen and certificates.",
+            hint="Give it their nodes.secret, or nodes.listen and certificates.",
         )
 
 

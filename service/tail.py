@@ -111,18 +111,19 @@ class SseSettings(Section):
     max_readers: int = Field(
         default=2000,
         ge=1,
-        description="Live readers at once; the next one gets an error event. At most three"
-        " quarters of all connections",
+        description="Maximum number of live readers; the next one gets an error event. At most "
+        "three quarters of all connections",
     )
     heartbeat_seconds: float = Field(
-        default=25, gt=0, description="A silent stream sends a comment this often"
+        default=25, gt=0, description="An idle stream sends a comment this often"
     )
     ring_bytes: Bytes = Field(
         default=2 * MIB,
-        description="Newest frames kept per watched run; readers further back read storage",
+        description="Number of newest frames kept in memory per watched run; readers that are "
+        "further behind read from storage",
     )
     coalesce_milliseconds: float = Field(
-        default=4, ge=0, description="Lines that arrive within this time wake a reader once"
+        default=4, ge=0, description="Lines that arrive within this time reach a reader together"
     )
 
     @property

@@ -32,7 +32,7 @@ class CoordinatorLimits:
     """The limits of a coordinator; the length of leases is the one that Data Prepper has."""
 
     lease_seconds: float = 600.0
-    """How long an owner holds a partition without a renewal; it renews three times as often."""
+    """How long a lease lasts without renewal; its owner renews it three times as often."""
     max_attempts: int = 10
     """A partition that was acquired this often without progress becomes FAILED; 0 is never."""
     retry_seconds: float = 1.0
@@ -42,7 +42,7 @@ class CoordinatorLimits:
     ageing_ms: int = AGEING_MS
     """The waiting time that equals one step of priority."""
     supplier_seconds: float = 300.0
-    """The supplier is asked for new partitions this often even if there is work."""
+    """How often the supplier is asked for new partitions while work exists."""
     supplier_pause_seconds: float = 5.0
     """The shortest pause between two calls of the supplier, over all nodes."""
     supplier_batch: int = 50_000
@@ -51,9 +51,9 @@ class CoordinatorLimits:
     supplier_batch_seconds: float = 5.0
     """New partitions of a slow supplier are created after this long, however few there are."""
     worker_seconds: float = 60.0
-    """A worker that is silent for this long no longer counts in the fair share of the others."""
+    """A worker without a sign for this long no longer counts in the fair share of the others."""
     rotate_seconds: float = 600.0
-    """A partition that is held for this long is asked back while others wait."""
+    """A partition that is held this long is requested back while other workers wait."""
     poll_seconds: float = 5.0
     """How often a caller that waits for the end of all work checks."""
 
@@ -120,7 +120,7 @@ class InMemorySettings(_CoordinationSection):
 
     enabled: bool = Field(
         default=False,
-        description="Partitions in the memory of one process; the key `in_memory:` is enough",
+        description="Keep partitions in the memory of one process; the key `in_memory:` is enough",
     )
 
 
@@ -146,25 +146,27 @@ class DynamoDbSettings(_DurableStore):
         description="DynamoDB table for partitions",
     )
     region: str = Field(
-        default="", pattern=r"^[A-Za-z0-9-]*$", description="Region of the table; needed with it"
+        default="", pattern=r"^[A-Za-z0-9-]*$", description="Region of the table; required with it"
     )
     sts_role_arn: str = Field(
-        default="", description="Role that is assumed with the credentials found; renewed in time"
+        default="", description="Role to assume with these credentials; it is renewed in time"
     )
-    sts_external_id: str = Field(default="", description="External id that the role demands")
+    sts_external_id: str = Field(default="", description="External id that the role requires")
     skip_table_creation: bool = Field(
-        default=False, description="The table exists: the start checks it and reports what it lacks"
+        default=False,
+        description="Do not create the table: the start checks the existing one "
+        "and reports missing parts",
     )
     provisioned_read_capacity_units: int = Field(
-        default=10, ge=1, description="Capacity of a table that is created, and of its index"
+        default=10, ge=1, description="Capacity of a new table, and of its index"
     )
     provisioned_write_capacity_units: int = Field(
-        default=10, ge=1, description="Capacity of a table that is created, and of its index"
+        default=10, ge=1, description="Capacity of a new table, and of its index"
     )
     endpoint_url: str = Field(
         default="",
         pattern=r"^(https?://[^/?#]+/?)?$",
-        description="Address of a server that speaks DynamoDB; empty: AWS",
+        description="Address of a DynamoDB-compatible server; empty: AWS",
     )
 
     @model_validator(mode="after")
@@ -198,7 +200,7 @@ class StoreChoice(_CoordinationSection):
             memory = found["in_memory"]["enabled"] not in (False, "false", "0")
         named = [name for name in found if name != "in_memory" or memory]
         if len(named) > 1:
-            raise ValueError(f"one store, not {' and '.join(sorted(named))}")
+            raise ValueError(f"give one store, not {' and '.join(sorted(named))}")
         if found.get("dynamodb") == {}:
             raise ValueError("a dynamodb store needs table_name and region")
         return found
@@ -217,19 +219,20 @@ class SourceCoordination(_CoordinationSection):
     lease_seconds: float = Field(
         default=_LIMITS.lease_seconds,
         ge=15,
-        description="How long an owner holds a partition without a renewal; it renews three"
-        " times as often",
+        description="How long a lease lasts without renewal; its owner renews it three times as "
+        "often",
     )
     max_attempts: int = Field(
         default=_LIMITS.max_attempts,
         ge=0,
-        description="A partition that was acquired this often without progress becomes"
-        " FAILED; 0: never",
+        description="A partition becomes FAILED after this many acquisitions without progress; "
+        "0: never",
     )
     retry_seconds: float = Field(
         default=_LIMITS.retry_seconds,
         gt=0,
-        description="Pause of a partition that failed once; doubled with each attempt, jittered",
+        description="Pause of a partition after its first failure; doubled with each attempt, "
+        "with jitter",
     )
     max_retry_seconds: float = Field(
         default=_LIMITS.max_retry_seconds, gt=0, description="The longest such pause"
@@ -238,12 +241,13 @@ class SourceCoordination(_CoordinationSection):
         default=_LIMITS.ageing_ms / 1000,
         ge=0,
         le=86_400,
-        description="Waiting time that equals one step of priority; the same on all nodes",
+        description="Waiting time that counts as much as one step of priority; the same on all "
+        "nodes",
     )
     supplier_seconds: float = Field(
         default=_LIMITS.supplier_seconds,
         gt=0,
-        description="The supplier is asked for new partitions this often even if there is work",
+        description="How often the supplier is asked for new partitions while work exists",
     )
     supplier_pause_seconds: float = Field(
         default=_LIMITS.supplier_pause_seconds,
@@ -254,22 +258,23 @@ class SourceCoordination(_CoordinationSection):
         default=_LIMITS.supplier_batch,
         ge=1,
         le=100_000,
-        description="New partitions that are created at a time, and held in memory",
+        description="Number of new partitions that are created at a time, and held in memory",
     )
     supplier_batch_seconds: float = Field(
         default=_LIMITS.supplier_batch_seconds,
         gt=0,
-        description="Partitions of a slow supplier are created after this long, however few",
+        description="Partitions of a slow supplier are created after this long, even if they are "
+        "few",
     )
     worker_seconds: float = Field(
         default=_LIMITS.worker_seconds,
         gt=0,
-        description="A worker that is silent for this long no longer counts in the fair share",
+        description="A worker that gives no sign for this long no longer counts in the fair share",
     )
     rotate_seconds: float = Field(
         default=_LIMITS.rotate_seconds,
         gt=0,
-        description="A partition that is held for this long is asked back while others wait",
+        description="A partition that is held this long is requested back while other workers wait",
     )
     poll_seconds: float = Field(
         default=_LIMITS.poll_seconds,

@@ -166,5 +166,5 @@ def test_what_cannot_be_is_refused_by_name(section: dict[str, Any], message: str
 
 def test_an_archive_class_is_refused() -> None:
     ours, _ = _translated(storageClass="GLACIER")
-    with pytest.raises(ValueError, match="cannot be read back"):
+    with pytest.raises(ValueError, match="cannot be read directly"):
         Settings.model_validate(ours)

@@ -112,7 +112,7 @@ def test_an_unknown_variable_is_refused_but_not_those_of_kubernetes(
         ("s3: {profile: a, access_key_id: a, secret_access_key: b}", "not both"),
         ("s3: {role_external_id: a}", "need s3.role_arn"),
         ("s3: {kms_key_id: a}", "needs s3.encryption aws:kms"),
-        ("s3: {storage_class: GLACIER}", "cannot be read back"),
+        ("s3: {storage_class: GLACIER}", "cannot be read directly"),
         ("s3: {endpoint_url: somewhere}", "s3.endpoint_url"),
         ("server: {host: 0.0.0.0}", "no rules of access"),
         ("runs: {prefix: ../up}", "runs.prefix"),
@@ -180,7 +180,7 @@ def test_tls_is_refused_where_nodes_would_ask_one_another_without_it() -> None:
     nodes = {"secret": "a secret of some length"}
     with pytest.raises(InvalidInput, match="without TLS") as caught:
         load_settings({"nodes": nodes, "server": {"tls_certificate": "chain.pem"}})
-    assert "a proxy in front" in caught.value.hint
+    assert "Put a proxy with TLS" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_an_error_is_two_lines_and_a_status() -> None:
     assert error == "error: refusing to listen on 0.0.0.0: there are no rules of access"
     assert hint == (
         "hint: Name a file of rules in access.rules (docs/operate/access.md), listen on 127.0.0.1,"
-        " or say --insecure if the network in front of it is trusted."
+        " or use --insecure if the network is trusted."
     )
 
 

@@ -33,26 +33,29 @@ class RunningSettings(BaseModel):
 
     master: str = Field(
         default="",
-        description="Spark's master, as `spark://host:7077`; empty: that of spark-submit, or"
-        " `local[*, 4]`",
+        description="Spark's master, such as `spark://host:7077`; empty: the master of "
+        "spark-submit, else `local[*, 4]`",
     )
     spark: dict[str, str] = Field(
         default={},
-        description="More of Spark's configuration, as `spark.executor.memory: 4g`; in the"
-        " environment as JSON. Flags of spark-submit take precedence. Do not put"
+        description="Further Spark configuration, such as `spark.executor.memory: 4g`; in the "
+        "environment as JSON. Flags of spark-submit take precedence. Do not put"
         " secrets here: Spark shows them",
     )
     lag_bytes: Bytes = Field(
         default=256 * MIB,
-        description="With --every: a pass starts early when this many bytes of segments wait",
+        description="With --every: start a pass early when this many bytes of segments wait",
     )
     lag_segments: int = Field(
-        default=1000, ge=1, description="The same, when this many segments wait"
+        default=1000,
+        ge=1,
+        description="With --every: start a pass early when this many segments wait",
     )
     lag_seconds: float | None = Field(
         default=None,
         ge=1,
-        description="The same, when one segment has waited this long; null: never",
+        description="With --every: start a pass early when a segment has waited this long; null: "
+        "never",
     )
     gather_seconds: float = Field(
         default=30,
@@ -104,9 +107,8 @@ class StoreSettings(BaseSettings):
     umask: str = Field(
         default="077",
         pattern=r"^0?[0-7]{3}$",
-        description="Permissions that others do not get on files of a store in a folder, in"
-        " quotes: `027` lets the group read them, `007` also write. Only its owner"
-        " can read the journal",
+        description="Umask for files of a store in a folder, in quotes: `027` lets the group "
+        "read them, `007` also write. Only the owner can read the journal",
     )
     s3: S3Settings = S3Settings()
 
@@ -168,25 +170,25 @@ class CompactionSettings(RunningSettings):
         default=3600,
         ge=0,
         le=86_400,
-        description="Consumed segments are kept this long; longer than any query takes",
+        description="How long consumed segments are kept; choose more than the longest search "
+        "takes",
     )
     retention_days: Days | None = Field(
         default=None,
-        description="Hours of the table are removed so many days after their end, or hours, as"
-        " `12h`; 0 keeps them; null: as long as any run is kept by `runs.expiration_days` and"
-        " `runs.expiration_days_of`",
+        description="Retention of the table: an hour is removed this many days after its end, or "
+        "hours, as `12h`; 0: never; null: the longest of `runs.expiration_days` and "
+        "`runs.expiration_days_of`",
     )
     retention_bytes: Bytes | None = Field(
         default=None,
-        description="The table's oldest hours, but never the newest, are removed while all"
-        " its files are larger than this; null: it may grow",
+        description="The table's oldest hours, but never the newest, are removed while its files "
+        "have more than this in total; null: no limit",
     )
     purge_seconds: float = Field(
         default=3600,
         ge=0,
-        description="Deleted lines are removed from the table's files after this long, which"
-        " rewrites the files; sooner if the files have at most"
-        " `compaction.purge_bytes` in all",
+        description="Deleted lines are removed from the table after this long by rewriting its "
+        "files; sooner if the files have at most `compaction.purge_bytes` in total",
     )
     purge_bytes: Bytes = Field(
         default=128 * MIB,
@@ -196,32 +198,34 @@ class CompactionSettings(RunningSettings):
     away_days: float = Field(
         default=30,
         ge=0,
-        description="The longest that a node may be away: deletions are remembered for so long"
-        " beyond the retention, and a node refuses a journal with older lines in no segment",
+        description="The longest time that a node may be down: deletions are remembered this "
+        "long beyond the retention, and a node refuses a journal with older lines "
+        "that are in no segment",
     )
     batch_bytes: Bytes = Field(
         default=256 * MIB, description="Bytes of segments that one commit ingests"
     )
     bucket_bytes: Bytes = Field(
         default=128 * MIB,
-        description="Bytes of text that one Spark task sorts; about one table file",
+        description="Bytes of text that one Spark task sorts, which become about one table file",
     )
     file_bytes: Bytes = Field(
         default=128 * MIB,
-        description="An hour that is over is rewritten as Parquet files of about this size",
+        description="Target size of Parquet files when a finished hour is rewritten",
     )
     index_min_bytes: Bytes | None = Field(
         default=MIB,
-        description="Files of the table of at least this size get a skip index, which lets a"
-        " search leave out what cannot match; null: none does",
+        description="Table files of at least this size get a skip index, which lets a search "
+        "skip parts that cannot match; null: no file gets one",
     )
     settle_seconds: float = Field(
         default=900,
         ge=0,
-        description="An hour is over this long after its end: until then late lines are expected",
+        description="An hour is finished this long after its end: until then, late lines are "
+        "expected",
     )
     gap_alarm_seconds: float = Field(
-        default=600, ge=0, description="A missing segment is an alarm after this long"
+        default=600, ge=0, description="A missing segment becomes an alarm after this long"
     )
     driver_memory: str = Field(
         default="2g",
@@ -230,13 +234,13 @@ class CompactionSettings(RunningSettings):
     )
     jars: str = Field(
         default="",
-        description="Folder of the jars that Spark needs for S3; empty: Spark fetches them itself",
+        description="Folder of the jars that Spark needs for S3; empty: Spark downloads them",
     )
     lease_seconds: float = Field(
         default=600,
         ge=15,
-        description="A compactor that is silent for this long loses its nodes to others; one"
-        " that starts again on the same data folder takes them back at once",
+        description="A compactor that gives no sign for this long loses its nodes to others; a "
+        "restart on the same data folder takes them back at once",
     )
     idle_seconds: float = Field(
         default=900, ge=0, description="With --every: Spark is stopped after this long without work"
@@ -251,13 +255,14 @@ class CompactionSettings(RunningSettings):
     push_gateway: str = Field(
         default="",
         pattern=r"^(https?://.+)?$",
-        description="Address of a Prometheus push gateway that gets the compactor's metrics, as "
-        "`http://host:9091`; empty: none",
+        description="Address of a Prometheus push gateway that receives the compactor's metrics, "
+        "such as `http://host:9091`; empty: none",
     )
     log_format: Literal["text", "json"] = Field(
-        default="text", description="The compactor's log: lines for people, or a line of JSON each"
+        default="text",
+        description="Format of the compactor's log: text, or one JSON object per line",
     )
-    enabled: bool = Field(default=True, description="Compact on a schedule, where Java is found")
+    enabled: bool = Field(default=True, description="Compact on a schedule, if Java is installed")
     every_seconds: float = Field(
         default=300, ge=1, description="Time from the end of a compaction to the next"
     )
@@ -270,9 +275,9 @@ class SegmentRetention(BaseModel):
 
     max_bytes: Bytes = Field(
         default=100 << 30,
-        description="Bytes of segments that are kept for a log pipeline alone, unless its file has"
-        " `segments_max_bytes`; one that needs more is evicted and does nothing until somebody"
-        " decides where it goes on",
+        description="Bytes of segments that are kept only for one log pipeline, unless its file "
+        "has `segments_max_bytes`; a pipeline that needs more is evicted, and stops "
+        "until an operator decides where it continues",
     )
 
 
@@ -283,49 +288,53 @@ class PipelineDefaults(BaseModel):
 
     start: Literal["oldest", "now"] = Field(
         default="oldest",
-        description="Where it begins the first time: with the oldest segment that is kept, or the"
-        " next one",
+        description="Where a new pipeline begins: at the oldest segment that is kept, or at the "
+        "next one",
     )
     parts: int = Field(
         default=1,
         ge=1,
         le=1024,
-        description="So many processes can share an appender's work, divided by the pipelines'"
-        " names",
+        description="Number of processes that can share an appender's work, divided by the names "
+        "of the logged pipelines",
     )
     event_delay_ms: int = Field(
         default=2000,
         ge=0,
-        description="How long an event waits for earlier ones, measured against what the nodes"
-        " have sent",
+        description="How long an event waits for earlier ones, measured by the newest events of "
+        "the nodes",
     )
     idle_node_ms: int = Field(
         default=30_000,
         ge=0,
-        description="A node that has sent nothing for so long is not waited for",
+        description="The appender does not wait for a node that has sent nothing for this long",
     )
     buffer_size_bytes: BytesOrZero = Field(
         default=0,
-        description="Events that wait; past it the oldest half goes at once. 0: a share of"
-        " `pipelines.memory_bytes`, which is the most for all together",
+        description="Bytes of waiting events of an appender; beyond it, the oldest half is sent "
+        "at once. 0: a share of `pipelines.memory_bytes`, the limit for all "
+        "appenders together",
     )
     checkpoint_interval_ms: int = Field(
         default=10_000, ge=1, description="How often a checkpoint is saved"
     )
     retry_ms: int = Field(
-        default=1000, ge=1, description="First pause after a failure of an appender; it doubles"
+        default=1000,
+        ge=1,
+        description="First pause after a failure of an appender; doubled with each further failure",
     )
-    most_retry_ms: int = Field(default=60_000, ge=1, description="Longest such pause")
+    most_retry_ms: int = Field(default=60_000, ge=1, description="The longest of these pauses")
     dead_letter_dir: str = Field(
         default="",
-        description="Folder of files for the events of appenders that are disabled, and for events"
-        " that appenders refuse; empty: the former wait, the latter are in the store",
+        description="Folder of dead-letter files, for events of disabled appenders and for "
+        "refused events; empty: events of disabled appenders wait, and refused "
+        "events are kept in the store",
     )
     error_threshold: int = Field(
         default=0,
         ge=0,
-        description="Failures in a row after which an appender is disabled, if there is a"
-        " `dead_letter_dir`; 0: it is tried for ever",
+        description="Consecutive failures after which an appender is disabled, if "
+        "`dead_letter_dir` is set; 0: it is retried for ever",
     )
 
 
@@ -337,38 +346,38 @@ class PipelineSettings(BaseModel):
     lease_seconds: float = Field(
         default=60,
         ge=10,
-        description="The appenders of a process that died are taken over after this long",
+        description="Appenders of a dead process are taken over after this long",
     )
     poll_seconds: float = Field(
-        default=5, gt=0, description="How often a process looks for appenders that nobody works on"
+        default=5, gt=0, description="How often a process looks for appenders without an owner"
     )
     stop_seconds: float = Field(
         default=30,
         gt=0,
-        description="How long a process that is told to stop waits for its appenders; what one"
-        " that hangs has not saved comes again",
+        description="How long a stopping process waits for its appenders; events that a hanging "
+        "appender has not saved are sent again",
     )
     memory_bytes: BytesOrZero = Field(
         default=512 << 20,
-        description="What a process may need; 0: the memory of its container, or of the machine",
+        description="Memory of a process; 0: the memory of its container or machine",
     )
     prefetch_bytes: BytesOrZero = Field(
         default=8 << 20,
-        description="Bytes of segments that a process fetches before its appenders ask for them; 0:"
-        " none. Pipelines with a `prefetch_bytes` of their own have it beside that",
+        description="Bytes of segments that a process fetches before its appenders ask for them; "
+        "0: none. A pipeline's own `prefetch_bytes` comes on top",
     )
     auto_buffer_ratio: float = Field(
         default=0.7,
         gt=0,
         lt=1,
-        description="This part of `memory_bytes`, less 224 MiB for code and decoded segments, is"
-        " for events that wait, in equal shares of the appenders at work whose pipeline's file does"
-        " not say; those that ask for most get less if it is too much",
+        description="Share of `memory_bytes`, less 224 MiB for code and decoded segments, for "
+        "waiting events. Appenders without their own limit get equal parts; if the "
+        "limits exceed it, the largest are cut",
     )
     source_url: str = Field(
         default="",
-        description="Read segments from the service at this URL, and keep checkpoints in a store"
-        " of the processes' own; empty: from the store. See docs/use/pipelines.md",
+        description="Read segments from the service at this URL, and keep checkpoints in the "
+        "processes' own store; empty: read from the store. See docs/use/pipelines.md",
     )
     source_token_file: str = Field(
         default="",
@@ -377,13 +386,13 @@ class PipelineSettings(BaseModel):
     )
     source_ca_file: str = Field(
         default="",
-        description="Certificates (PEM) that are trusted for `source_url` instead of the machine's",
+        description="Trusted certificates (PEM) for `source_url`, instead of the machine's",
     )
     defaults: PipelineDefaults = PipelineDefaults()
     metrics_listen: str = Field(
         default="",
-        description="host:port where a process of pipelines answers /metrics, /health/live and"
-        " /health/ready, such as 127.0.0.1:8792; empty: nowhere",
+        description="host:port at which a process of pipelines answers /metrics, /health/live "
+        "and /health/ready, such as 127.0.0.1:8792; empty: none",
     )
 
 
@@ -395,8 +404,8 @@ class QueueRetention(BaseModel):
     evict_after_hours: float = Field(
         default=24.0,
         gt=0,
-        description="A consumer group that alone keeps a segment for this long loses its"
-        " place; a failed segment that nobody retries for this long is given up",
+        description="A consumer group that is the only one to need a segment for this long is "
+        "evicted; a failed segment that is not retried for this long is given up",
     )
 
 

@@ -303,13 +303,13 @@ class RunRetention(BaseModel):
 
     expiration_days: Days = Field(
         default=30,
-        description="Runs are removed when their last line is so many days old, or hours, as `12h`;"
-        " 0 keeps them for ever",
+        description="Runs are removed when their last line is this many days old, or hours, as "
+        "`12h`; 0: never",
     )
     expiration_days_of: dict[str, Days] = Field(
         default={},
-        description="The same for pipelines whose name matches a pattern (`*`, `?`, `[a-z]`), as "
-        '`{"audit.*": 365, "scratch.*": 1}`; of several that match the first counts',
+        description="Exceptions for pipelines whose name matches a pattern (`*`, `?`, `[a-z]`),"
+        ' such as `{"audit.*": 365, "scratch.*": 1}`; the first match counts',
     )
 
     @field_validator("expiration_days_of")

@@ -24,19 +24,21 @@ class S3Settings(BaseModel):
     endpoint_url: str = Field(
         default="",
         pattern=r"^(https?://[^/?#]+/?)?$",
-        description="Address of a server that speaks S3, like MinIO; empty: AWS",
+        description="Address of an S3-compatible server such as MinIO; empty: AWS",
     )
     region: str = Field(
         default="",
         pattern=r"^[A-Za-z0-9-]*$",
-        description="Region of the bucket; empty: the environment's, else `us-east-1`",
+        description="Region of the bucket; empty: from the environment, else `us-east-1`",
     )
     addressing: Literal["auto", "path", "virtual"] = Field(
         default="auto",
-        description="Bucket in the path or in the host's name; `auto`: path with `s3.endpoint_url`",
+        description="Where requests name the bucket: in the path or the host; `auto`: the path "
+        "with `s3.endpoint_url`",
     )
     access_key_id: str = Field(
-        default="", description="Access key; empty: the profile's, the environment's, the machine's"
+        default="",
+        description="Access key; empty: from the profile, the environment or the machine's role",
     )
     secret_access_key: SecretStr = Field(
         default=SecretStr(""), description="Secret of the access key"
@@ -46,12 +48,12 @@ class S3Settings(BaseModel):
     )
     profile: str = Field(default="", description="Profile of the AWS configuration files")
     role_arn: str = Field(
-        default="", description="Role that is assumed with the credentials found; renewed in time"
+        default="", description="Role to assume with these credentials; it is renewed in time"
     )
     role_session_name: str = Field(
         default="tailrace", pattern=r"^[\w+=,.@-]{2,64}$", description="Name of the role's session"
     )
-    role_external_id: str = Field(default="", description="External id that the role demands")
+    role_external_id: str = Field(default="", description="External id that the role requires")
     role_source_identity: str = Field(default="", description="Source identity the role records")
     sts_endpoint_url: str = Field(
         default="",
@@ -61,8 +63,8 @@ class S3Settings(BaseModel):
     encryption: Literal["", "AES256", "aws:kms"] = Field(
         default="",
         description=(
-            "Encryption of every object; empty: the bucket's own (AWS encrypts with"
-            " AES256). With OpenMetadata's section the default is AES256"
+            "Encryption of every object; empty: the bucket's default (AWS encrypts with AES256). "
+            "With OpenMetadata's section the default is AES256"
         ),
     )
     kms_key_id: str = Field(
@@ -72,37 +74,38 @@ class S3Settings(BaseModel):
         default="",
         pattern=r"^[A-Z_]*$",
         description=(
-            "Storage class of `logs.txt`, and of table files once their hour was"
-            " rewritten; empty: STANDARD_IA on AWS, STANDARD with `s3.endpoint_url`."
-            " GLACIER and DEEP_ARCHIVE are refused, because logs there could not be"
-            " read"
+            "Storage class of `logs.txt`, and of table files after the rewrite of their hour; "
+            "empty: STANDARD_IA on AWS, STANDARD with `s3.endpoint_url`."
+            " GLACIER and DEEP_ARCHIVE are refused, because their objects cannot be read directly"
         ),
     )
     connect_timeout_seconds: float = Field(
-        default=5, gt=0, description="Time to reach the server, for one try"
+        default=5, gt=0, description="Timeout of a connection attempt"
     )
     read_timeout_seconds: float = Field(
-        default=60, gt=0, description="Time without an answer after which a try fails"
+        default=60, gt=0, description="An attempt fails after this long without an answer"
     )
-    attempts: int = Field(default=4, ge=1, le=20, description="Tries of one request")
+    attempts: int = Field(default=4, ge=1, le=20, description="Attempts of one request")
     backoff_milliseconds: int = Field(
         default=100,
         ge=1,
-        description="Pause before the second try; doubled for each further one up to 5 s, and"
-        " jittered",
+        description="Pause before the second attempt; doubled for each further one up to 5 s, "
+        "with jitter",
     )
     max_connections: int = Field(
-        default=64, ge=1, le=4096, description="Connections to the server at once"
+        default=64, ge=1, le=4096, description="Concurrent connections to the server"
     )
     multipart_bytes: Bytes = Field(
-        default=64 * MIB, ge=5 * MIB, le=5 << 30, description="A larger object is put in parts"
+        default=64 * MIB, ge=5 * MIB, le=5 << 30, description="Larger objects are uploaded in parts"
     )
 
     @field_validator("storage_class")
     @classmethod
     def _can_be_read(cls, value: str) -> str:
         if value in _ARCHIVED:
-            raise ValueError("what is archived cannot be read back; take GLACIER_IR or STANDARD_IA")
+            raise ValueError(
+                "archived objects cannot be read directly; use GLACIER_IR or STANDARD_IA"
+            )
         return value
 
     @model_validator(mode="after")
@@ -113,7 +116,7 @@ class S3Settings(BaseModel):
         if token.get_secret_value() and not self.access_key_id:
             raise ValueError("s3.session_token needs s3.access_key_id")
         if self.profile and self.access_key_id:
-            raise ValueError("either s3.profile or s3.access_key_id says who we are, not both")
+            raise ValueError("s3.profile and s3.access_key_id are alternatives; set one of them")
         if not self.role_arn and (self.role_external_id or self.role_source_identity):
             raise ValueError("s3.role_external_id and s3.role_source_identity need s3.role_arn")
         if self.kms_key_id and self.encryption != "aws:kms":

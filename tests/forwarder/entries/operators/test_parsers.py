@@ -238,8 +238,8 @@ def test_an_operator_passes_over_what_its_condition_is_not_true_of() -> None:
         "time_parser", "parse_from": "body", "layout": "%Y%Q"}, "%Q"), ({"type": "time_parser",
         "parse_from": "body", "layout": "%Y", "location": "X"}, "time zone"), (
         {"type": "severity_parser", "parse_from": "body", "mapping": {"bad": 1}}, "not a severity"),
-        ({"type": "recombine", "combine_field": "body"}, "exactly one"), ({"type": "json_parser", "if":
-        "len(body)"}, "expression"),
+        ({"type": "recombine", "combine_field": "body"}, "exactly one"),
+        ({"type": "json_parser", "if": "len(body)"}, "expression"),
     ],
 )  # fmt: skip
 def test_what_it_has_not_is_refused_by_name(operator: dict[str, Any], says: str) -> None:
