@@ -109,7 +109,7 @@ def test_an_unknown_variable_is_refused_but_not_those_of_kubernetes(
         ("store: s3://bucket/50%", "a table cannot live there: choose a prefix"),
         ("s3: {access_key_id: a}", "go together"),
         ("s3: {session_token: a}", "needs s3.access_key_id"),
-        ("s3: {profile: a, access_key_id: a, secret_access_key: b}", "not both"),
+        ("s3: {profile: a, access_key_id: a, secret_access_key: b}", "are alternatives"),
         ("s3: {role_external_id: a}", "need s3.role_arn"),
         ("s3: {kms_key_id: a}", "needs s3.encryption aws:kms"),
         ("s3: {storage_class: GLACIER}", "cannot be read directly"),
@@ -154,7 +154,7 @@ def test_secrets_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.s3.secret_access_key.get_secret_value() == "s3cret"
     assert "s3cret" not in repr(settings) + str(settings.model_dump())
     monkeypatch.setenv("TAILRACE_S3__PROFILE", "prod")  # together they are refused
-    with pytest.raises(InvalidInput, match="not both") as caught:
+    with pytest.raises(InvalidInput, match="are alternatives") as caught:
         load_settings()
     assert "s3cret" not in str(caught.value)
 
