@@ -177,10 +177,7 @@ class WorkerProcess:
     async def stop(self, patience_seconds: float) -> None:
         """Asks it to stop, and kills it after `patience_seconds`."""
         self._stopped = True
-        process = self._process
-        if process is None:
-            return
-        if not await stop_session(process, patience_seconds):
+        if self._process and not await stop_session(self._process, patience_seconds):
             log.error(
                 "worker %d did not stop in %g s and was killed", self.number, patience_seconds
             )

@@ -33,7 +33,7 @@ from service.query.sources import Deletion
 from service.queue.catalog import SegmentName
 from tailrace.logstore import ulid as ulids
 from tailrace.logstore.batch import RunKey
-from tailrace.logstore.cache import Cache
+from tailrace.logstore.cache import ENTRY_BYTES, Cache
 from tailrace.logstore.errors import NotFound, StoreUnavailable, Unavailable
 from tailrace.logstore.objects.store import ObjectInfo, ObjectStore
 from tailrace.logstore.segments.file_format import CHECKED, SCHEMA, Footer, undeleted
@@ -193,7 +193,7 @@ class Contents:
             return known
         segment = await opened.stored.group(key[1])
         table = await asyncio.to_thread(_decoded, segment, key[1], opened.deleted, output)
-        self._decoded.put(key, table, table.get_total_buffer_size())
+        self._decoded.put(key, table, table.get_total_buffer_size() + ENTRY_BYTES)
         return table
 
 

@@ -31,7 +31,7 @@ from tailrace.logstore.batch import (
     of_run,
     ulid_of,
 )
-from tailrace.logstore.cache import Cache
+from tailrace.logstore.cache import ENTRY_BYTES, Cache
 from tailrace.logstore.cas import write_until_known
 from tailrace.logstore.errors import Damaged, NotFound, PreconditionFailed, UnsupportedVersion
 from tailrace.logstore.objects.store import Body, ObjectInfo, ObjectPart, ObjectStore
@@ -108,7 +108,7 @@ class Chunks:
             )
             found = self._checked(chunk, lambda: decode_tail(tail))
             size = found.entries.nbytes + _SPAN_BYTES * len(found.ranges)
-            self._directories.put(chunk.id, found, size)
+            self._directories.put(chunk.id, found, size + ENTRY_BYTES)
         return found
 
     async def piece(self, key: RunKey, chunk: Chunk, number: int) -> Piece:
@@ -118,7 +118,7 @@ class Chunks:
             entry = (await self.directory(key, chunk)).entries[number]
             body = await self._index(key, chunk, int(entry["at"]), int(entry["size"]))
             found = self._checked(chunk, lambda: open_piece(entry, body))
-            self._pieces.put((chunk.id, number), found, found[0].nbytes)
+            self._pieces.put((chunk.id, number), found, found[0].nbytes + ENTRY_BYTES)
         return found
 
     def _checked(self, chunk: Chunk, decode: Callable[[], T]) -> T:

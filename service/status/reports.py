@@ -37,7 +37,7 @@ from service.runtime.health import ClockSkew
 from tailrace.logstore import keys
 from tailrace.logstore import ulid as ulids
 from tailrace.logstore.batch import RunKey
-from tailrace.logstore.cache import BoundedCache, Cache
+from tailrace.logstore.cache import ENTRY_BYTES, BoundedCache, Cache
 from tailrace.logstore.cas import Document, swap, write_until_known
 from tailrace.logstore.clock import Clock, Entropy
 from tailrace.logstore.errors import Damaged, NotFound, UnsupportedVersion
@@ -309,7 +309,7 @@ class Reports:
         if report is None:
             report = await self._read(info.key)
             if report is not None:
-                self._bodies.put(version, report, len(report.body))
+                self._bodies.put(version, report, len(report.body) + ENTRY_BYTES)
         return None if report is None else self._shown(report)
 
 

@@ -7,11 +7,12 @@ from collections.abc import Callable, Hashable, ItemsView, Iterator, Sequence, V
 from math import inf
 from operator import itemgetter
 from threading import Lock
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
+ENTRY_BYTES: Final = 560  # of a small value in a cache, beyond its bytes: key and objects
 
 
 class BoundedCache(Generic[K, V]):
@@ -128,7 +129,7 @@ class Cache(Generic[T]):
             self._held.pop(key)
 
     def put(self, key: Hashable, value: T, size: int) -> None:
-        """Stores the value, unless it is larger than the cache."""
+        """Stores the value, unless it is larger than the cache. `size` includes its objects."""
         with self._lock:
             if size <= self._limit and key not in self._held:
                 self._held.put(key, (value, size))
