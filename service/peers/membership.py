@@ -407,11 +407,15 @@ class Membership:
         register = self.register
         if register is None or not self._missed(deletions):
             return
-        async with self._reading:
-            if self._missed(deletions):
-                await self._read_deletions(deletions)
-                if self._joined:
-                    await register.look()
+
+        async def read() -> None:
+            async with self._reading:
+                if self._missed(deletions):
+                    await self._read_deletions(deletions)
+                    if self._joined:
+                        await register.look()
+
+        await self._seams.answers.in_turn("the deletions", read)
 
     def _missed(self, deletions: Deletions) -> bool:
         register, away = self.register, _AWAY_TURNS * self._settings.refresh_seconds

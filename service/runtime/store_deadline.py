@@ -108,16 +108,20 @@ class StoreAnswers:
             return await self.watched(call)
         if self.silent:
             raise self.error(what)
-        work = asyncio.ensure_future(call())
-        try:
-            while not work.done():
-                done, _ = await asyncio.wait({work}, timeout=self.seconds)
-                if not done and not await self.asked():
-                    raise OutcomeUnknown(f"{what}: {self._what}", hint="Try again later.")
-            return work.result()
-        finally:
-            work.cancel()
-            work.add_done_callback(_note_end)
+        unknown = OutcomeUnknown(f"{what}: {self._what}", hint="Try again later.")
+        return await self._while_answering(asyncio.ensure_future(call()), unknown)
+
+    async def in_turn(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
+        """Returns the result of `call`, which may wait for background work that holds a lock.
+
+        For a request, waits only while the store answers others. Raises the errors of `call`, and
+        `StoreUnavailable`.
+        """
+        if not _limited.get():
+            return await call()
+        if self.silent:
+            raise self.error(what)
+        return await self._while_answering(asyncio.ensure_future(call()), self.error(what))
 
     async def blocking(self, executor: Executor, call: Callable[[], T]) -> T:
         """Returns the result of a call that blocks a thread and makes many requests to the store.
@@ -128,11 +132,15 @@ class StoreAnswers:
         if self.silent:
             raise self.error()
         work = asyncio.get_running_loop().run_in_executor(executor, call)
+        return await self._while_answering(work, self.error())
+
+    async def _while_answering(self, work: asyncio.Future[T], error: TailraceError) -> T:
+        """Returns the result of `work`. Raises `error` once the store answers nobody meanwhile."""
         try:
             while not work.done():
                 done, _ = await asyncio.wait({work}, timeout=self.seconds)
                 if not done and not await self.asked():
-                    raise self.error()
+                    raise error
             return work.result()
         finally:
             work.cancel()

@@ -16,6 +16,7 @@ from tests.servers.minio import Bucket, Minio
 STOP_SECONDS = 2
 SETTINGS = {
     "TAILRACE_NODES__SECRET": "the secret of nodes over a store that hangs",
+    "TAILRACE_NODES__REFRESH_SECONDS": "0.2",
     "TAILRACE_SERVER__STORE_SECONDS": "1",
     "TAILRACE_SERVER__STOP_SECONDS": f"{STOP_SECONDS}",
     "TAILRACE_FLUSH__SEGMENT_SECONDS": "0.2",
