@@ -1,7 +1,7 @@
 # The command list: `make` prints it, CI runs the same commands.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup run dev test check bench demo torture damage clients collector sim fuzz lock dist wheels docs site page picture openapi clean
+.PHONY: help setup run dev test check bench demo torture damage clients collector sim fuzz lock dist wheels docs manifests site page picture openapi clean
 
 PY := .venv/bin/python
 DATA ?= data
@@ -95,6 +95,9 @@ openapi: dev ## Write openapi.yaml from the app
 
 page: $(NPM) ## Write service/page from page/ (needs Node.js with npm)
 	@cd page && npm run --silent build
+
+manifests: dev ## Write deploy/kubernetes from the Helm chart (Helm is built by Go, cached)
+	@$(PY) -m tests.kubernetes.manifests
 
 site: dev ## Build the documentation's site into build/site, and check its links
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet

@@ -21,6 +21,7 @@ from tailrace.logstore.java import why_no_spark
 from tests.seeds import choose, chosen
 from tests.servers.chromium import why_no_chromium
 from tests.servers.dynamodb import DynamoDb, running_dynamodb, why_no_dynamodb
+from tests.servers.helm import why_no_helm
 from tests.servers.jars import why_no_jars
 from tests.servers.logrotate import why_no_logrotate
 from tests.servers.minio import Bucket, Minio, memory_folder, running_minio, why_no_minio
@@ -44,6 +45,7 @@ settings.load_profile("patient")
 NEEDS: dict[str, tuple[str, Callable[[], str | None]]] = {
     "spark": ("Spark", why_no_spark),
     "promtool": ("promtool", why_no_promtool),
+    "helm": ("Helm", why_no_helm),
     "prometheus": ("Prometheus", why_no_prometheus),
     "logrotate": ("logrotate", why_no_logrotate),
     "nginx": ("nginx", why_no_nginx),
