@@ -178,13 +178,17 @@ _EPOCH: Final = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 # --- Replies ------------------------------------------------------------------------------------
 
 
-def success(data: Any, stats: Mapping[str, Any] | None = None) -> Response:
-    """Returns a reply with Loki's envelope, and a warning if a part is missing."""
-    body: dict[str, Any] = {"status": "success"}
-    if stats is not None and not stats["complete"]:
-        missing = [*stats["missing"], *stats["unreadable"]]
-        body["warnings"] = [f"a part could not be read: {', '.join(missing)[:500]}"]
-    return json_reply(body | {"data": data})
+def success(data: Any, *searches: Mapping[str, Any]) -> Response:
+    """Returns a reply with Loki's envelope; `searches` are the stats of what it is made of."""
+    return json_reply({"status": "success", **warnings_of(*searches), "data": data})
+
+
+def warnings_of(*searches: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the member of a reply that says what its searches could not read; none if nothing."""
+    partial = [stats for stats in searches if not stats["complete"]]
+    missing = [part for stats in partial for part in (*stats["missing"], *stats["unreadable"])]
+    named = ", ".join(dict.fromkeys(missing))[:500]
+    return {"warnings": [f"a part could not be read: {named}"]} if partial else {}
 
 
 def json_reply(body: Any) -> Response:
@@ -430,13 +434,14 @@ async def _numbers(
 ) -> Response:
     from service.query.logql_metrics import evaluate, shown_number
 
-    stats: dict[str, Any] | None = None
+    searches: list[dict[str, Any]] = []
     if asked.counted is None:
         series = evaluate(None, asked)
     else:
         series, stats = await searched(
             engine, request, asked.search, lambda search: evaluate(search, asked)
         )
+        searches.append(stats)
 
     def shown(number: int, value: float) -> list[Any]:
         milliseconds = asked.steps.at(number) // 1_000_000
@@ -448,6 +453,6 @@ async def _numbers(
         values = [shown(number, value) for number, value in sorted(points.items())]
         found = {"value": values[0]} if kind == "vector" else {"values": values}
         result.append({"metric": dict(labels), **found})
-    counted = {"bytes": 0, "matches": 0} if stats is None else stats
+    counted = searches[0] if searches else {"bytes": 0, "matches": 0}
     data = {"resultType": kind, "result": result, "stats": _summary(counted, len(result))}
-    return success(data, stats)
+    return success(data, *searches)

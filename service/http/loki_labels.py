@@ -27,6 +27,7 @@ from service.http.loki import (
     operation,
     searched,
     success,
+    warnings_of,
 )
 from service.http.query import described
 from service.query.engine import QueryEngine
@@ -228,13 +229,14 @@ async def _series(engine: QueryEngine, request: Request, given: LokiParameters) 
     if len(texts) > _MOST_SELECTORS:
         raise InvalidInput(f"more than {_MOST_SELECTORS} matcher groups given")
     found: dict[Labels, None] = {}
-    stats: dict[str, Any] = {}
+    searches: list[dict[str, Any]] = []
     for text in texts:
         selector = LogExpression(parse_selector(text).matchers)
         series, stats = await _all_labels(engine, request, given, selector)
+        searches.append(stats)
         for labels in series:
             found[tuple([pair for pair in labels if pair[0] != DETECTED_LEVEL])] = None
-    return success([dict(labels) for labels in sorted(found)], stats)
+    return success([dict(labels) for labels in sorted(found)], *searches)
 
 
 _MOST_SELECTORS: Final = 10
@@ -293,11 +295,12 @@ async def _evaluated(
 
 
 async def _stats(engine: QueryEngine, request: Request, given: LokiParameters) -> Response:
-    selector, found = _selector(given), []
+    selector, found, searches = _selector(given), [], []
     for operator in ("count_over_time", "bytes_over_time"):
         asked = _sizes(given, selector, (PIPELINE, RUN), most=_MOST_VALUES, operator=operator)
-        series, _ = await _evaluated(engine, request, asked)
+        series, stats = await _evaluated(engine, request, asked)
         found.append([points[0] for points in series.values()])
+        searches.append(stats)
     entries, sizes = found
     return json_reply(
         {
@@ -305,6 +308,7 @@ async def _stats(engine: QueryEngine, request: Request, given: LokiParameters) -
             "chunks": 0,
             "bytes": int(sum(sizes)),
             "entries": int(sum(entries)),
+            **warnings_of(*searches),
         }
     )
 
@@ -375,20 +379,20 @@ def _whole(given: LokiParameters, name: str, default: int, most: int) -> int:
 async def _detected_labels(
     engine: QueryEngine, request: Request, given: LokiParameters
 ) -> Response:
-    lines = await _sample(engine, request, given, _selector(given), _SAMPLE)
+    lines, stats = await _sample(engine, request, given, _selector(given), _SAMPLE)
     values: dict[str, set[str]] = {}
     for line in lines:
         for name, text in line.base.items():
             values.setdefault(name, set()).add(text)
     found = [{"label": name, "cardinality": len(texts)} for name, texts in sorted(values.items())]
-    return json_reply({"detectedLabels": found})
+    return json_reply({"detectedLabels": found, **warnings_of(stats)})
 
 
 async def _detected_fields(
     engine: QueryEngine, request: Request, given: LokiParameters
 ) -> Response:
     limit = _whole(given, "limit", _DEFAULT_FIELDS, 5_000)
-    fields = await _fields(engine, request, given)
+    fields, stats = await _fields(engine, request, given)
     found = [
         {
             "label": name,
@@ -398,27 +402,28 @@ async def _detected_fields(
         }
         for name, (values, parsers) in sorted(fields.items())[:limit]
     ]
-    return json_reply({"fields": found, "limit": limit})
+    return json_reply({"fields": found, "limit": limit, **warnings_of(stats)})
 
 
 async def _detected_values(
     engine: QueryEngine, request: Request, given: LokiParameters
 ) -> Response:
     limit = _whole(given, "limit", _DEFAULT_FIELDS, 5_000)
-    values, _ = (await _fields(engine, request, given)).get(_name(request), ({}, set()))
-    return json_reply({"values": list(values)[:limit], "limit": limit})
+    fields, stats = await _fields(engine, request, given)
+    values, _ = fields.get(_name(request), ({}, set()))
+    return json_reply({"values": list(values)[:limit], "limit": limit, **warnings_of(stats)})
 
 
 async def _fields(
     engine: QueryEngine, request: Request, given: LokiParameters
-) -> dict[str, tuple[dict[str, None], set[str]]]:
-    """Returns the values and the parsers of each field, of metadata and within lines."""
+) -> tuple[dict[str, tuple[dict[str, None], set[str]]], dict[str, Any]]:
+    """Returns the values and the parsers of each field, of metadata and within lines, and stats."""
     from service.query.logql_lines import LinePipeline, LogLine
     from tailrace.logstore.search.logql import JsonStage, LogfmtStage, parse_selector
 
     expression = parse_selector(given.get("query"))
     count = _whole(given, "line_limit", _DEFAULT_LINES, 5_000)
-    lines = await _sample(engine, request, given, expression, count)
+    lines, stats = await _sample(engine, request, given, expression, count)
     parsers = {"json": LinePipeline([JsonStage()]), "logfmt": LinePipeline([LogfmtStage()])}
     fields: dict[str, tuple[dict[str, None], set[str]]] = {}
     for line in lines:
@@ -434,7 +439,7 @@ async def _fields(
                 values, kinds = fields.setdefault(name, ({}, set()))
                 values[text] = None
                 kinds.add(kind)
-    return fields
+    return fields, stats
 
 
 async def _sample(
@@ -443,15 +448,12 @@ async def _sample(
     given: LokiParameters,
     expression: LogExpression,
     count: int,
-) -> Sequence[LogLine]:
+) -> tuple[Sequence[LogLine], dict[str, Any]]:
     from service.query.logql_search import LinesRequest, find_lines
 
     start, end = given.bounds()
     asked = LinesRequest.of(expression, start, end, limit=count, descending=True)
-    lines, _ = await searched(
-        engine, request, asked.search, lambda search: find_lines(search, asked)
-    )
-    return lines
+    return await searched(engine, request, asked.search, lambda search: find_lines(search, asked))
 
 
 def _type(values: Iterable[str]) -> str:

@@ -33,6 +33,7 @@ from service.run_log.flush import Flusher
 from service.run_log.merge import ChunkMerger, ChunkSorter
 from service.run_log.openmetadata import WRITER
 from service.run_log.seal import Sealer
+from service.runtime.store_deadline import for_request
 from service.settings import RunSettings
 from tailrace.logstore.batch import RunKey
 from tailrace.logstore.cache import BoundedCache
@@ -282,7 +283,7 @@ class Closer:
             return "closing"
         state = await self._wait([self.resume(key, pos), self._news.tell(key, pos)])
         if state != "closed":
-            with suppress(TailraceError):  # readers get the state of the manifest
+            with suppress(TailraceError), for_request():  # readers get the state of the manifest
                 manifest = (await self._manifests.get(key)).manifest
                 whole = manifest.state == "closed" and manifest.sealed
                 state = "closed" if whole and not self._flusher.holds(key) else state

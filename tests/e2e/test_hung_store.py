@@ -145,9 +145,11 @@ def test_reads_have_what_the_journal_holds_and_say_so(
         assert "does not answer" in " ".join(client.get("/health/ready").json()["problems"])
         nothing = client.get(f"{BASE}/held/nobody-knows")
         assert (nothing.status_code, nothing.json()["type"]) == (503, "store-unavailable")
+        for key in (run, f"{BASE}/held/nobody-knows"):
+            assert client.post(f"{key}/close").json()["state"] == "closing"
 
         frozen.thaw()
-        wait_for(lambda: answers_again(client))
+        wait_for(lambda: client.get(run).json().get("state") == "closed")
         page = client.get(run)
         assert (page.status_code, page.json()["logs"].splitlines()) == (200, HELD)
         assert "store" not in page.json()

@@ -269,3 +269,32 @@ async def test_a_search_above_its_limits_is_refused_in_text(tmp_path: Path) -> N
         response = await client.get(f"{AT}/query_range", params={**HOUR, "query": '{run=~".+"}'})
         assert response.status_code == 422
         assert response.headers["content-type"].startswith("text/plain")
+
+
+PARTIAL: Sequence[tuple[str, dict[str, Any]]] = (
+    ("/query_range", {"query": '{run=~".+"}'}),
+    ("/query", {"query": 'count_over_time({run=~".+"}[1h])'}),
+    ("/labels", {}),
+    ("/label/run/values", {}),
+    ("/series", {"match[]": ['{run=~".+"}', '{pipeline="absent"}']}),
+    ("/index/stats", {"query": '{run=~".+"}'}),
+    ("/index/volume", {"query": '{run=~".+"}'}),
+    ("/index/volume_range", {"query": '{run=~".+"}'}),
+    ("/detected_labels", {"query": '{run=~".+"}'}),
+    ("/detected_fields", {"query": '{run=~".+"}'}),
+    ("/detected_field/status/values", {"query": '{run=~".+"}'}),
+)
+
+
+async def test_each_reply_says_that_a_part_is_missing(tmp_path: Path) -> None:
+    """The end of a segment that no index names is cut off."""
+    world = world_of(tmp_path)
+    path = Path(world.store.uri(await world.segment([(KEY, ulid.lowest_at(NOW_MS), b"lost\n")])))
+    whole = path.read_bytes()
+    async with engine_of(world) as engine, client_of(engine) as client:
+        for body, partial in ((whole, False), (whole[:-4], True)):
+            path.write_bytes(body)
+            for route, asked in PARTIAL:
+                reply = (await client.get(AT + route, params={**HOUR, **asked})).json()
+                assert ("warnings" in reply) == partial, (route, reply)
+                assert not partial or path.name in reply["warnings"][0], reply
