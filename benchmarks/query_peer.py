@@ -122,6 +122,11 @@ class VictoriaLogs:
         ]
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "start() comes first"
+        return self._process.pid
+
     def start(self) -> None:
         self._process = subprocess.Popen(self._command)
         _wait_for(f"{self.url}/health")

@@ -62,7 +62,7 @@ _SELECTOR: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 }
 _VOLUME: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     **_SELECTOR,
-    "limit": ("At most so many volumes.", {**_COUNT, "maximum": _MOST_VOLUMES}),
+    "limit": (f"At most so many volumes, and at most {_MOST_VOLUMES:,}.", _COUNT),
     "targetLabels": ("Labels to sum up by; else those of the selector.", {"type": "string"}),
     "aggregateBy": (
         "By values of labels, or by the labels alone.",
@@ -345,7 +345,7 @@ async def _volumes(
     by = given.get("aggregateBy", "series")
     if by not in ("series", "labels"):
         raise InvalidInput("invalid aggregation option", hint="Write series or labels.")
-    limit = _whole(given, "limit", _DEFAULT_VOLUMES, _MOST_VOLUMES)
+    limit = min(_whole(given, "limit", _DEFAULT_VOLUMES, 10**9), _MOST_VOLUMES)
     series, stats = await _evaluated(engine, request, asked)
     totals: dict[Labels, dict[int, float]] = {}
     for labels, points in series.items():

@@ -282,41 +282,55 @@ schema_config:
     - {from: 2020-10-24, store: tsdb, object_store: filesystem, schema: v13,
        index: {prefix: index_, period: 24h}}
 limits_config: {discover_log_levels: false, discover_service_name: [], reject_old_samples: false,
-                max_query_series: 5000, volume_enabled: true}
+                max_query_series: 5000, volume_enabled: true, ingestion_rate_mb: 10000,
+                ingestion_burst_size_mb: 10000, per_stream_rate_limit: 10GB,
+                per_stream_rate_limit_burst: 10GB}
 analytics: {reporting_enabled: false}
 """
 
 
 @contextmanager
+def started(binary: str, folder: Path) -> Iterator[tuple[str, int]]:
+    """A Loki on a folder: its URL and its process."""
+    folder.mkdir(exist_ok=True)
+    config, port = folder / "loki.yaml", 23_100
+    text = _CONFIG.replace("PORT", str(port)).replace("GRPC", str(port + 1))
+    config.write_text(text.replace("ROOT", str(folder)))
+    process = subprocess.Popen([binary, f"-config.file={config}"])
+    url = f"http://127.0.0.1:{port}"
+    try:
+        with httpx.Client(base_url=url, timeout=60) as client:
+            _wait_until_ready(client)
+        yield url, process.pid
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+@contextmanager
 def loki(binary: str) -> Iterator[httpx.Client]:
     """A Loki with the corpus in it."""
-    with tempfile.TemporaryDirectory() as folder:
-        config, port = Path(folder, "loki.yaml"), 23_100
-        text = _CONFIG.replace("PORT", str(port)).replace("GRPC", str(port + 1))
-        config.write_text(text.replace("ROOT", folder))
-        process = subprocess.Popen([binary, f"-config.file={config}"])
-        try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-                _wait_until_ready(client)
-                streams = [
-                    {
-                        "stream": stream,
-                        "values": [
-                            [str(one.ts_ns), one.line, dict(one.metadata)]
-                            for one in corpus()
-                            if one.stream == number
-                        ],
-                    }
-                    for number, stream in enumerate(STREAMS)
-                ]
-                pushed = client.post("/loki/api/v1/push", json={"streams": streams})
-                assert pushed.status_code == 204, pushed.text
-                client.post("/flush")  # lines of the past are read from the store alone
-                _wait_until_found(client)
-                yield client
-        finally:
-            process.terminate()
-            process.wait(timeout=60)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        started(binary, Path(folder)) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        streams = [
+            {
+                "stream": stream,
+                "values": [
+                    [str(one.ts_ns), one.line, dict(one.metadata)]
+                    for one in corpus()
+                    if one.stream == number
+                ],
+            }
+            for number, stream in enumerate(STREAMS)
+        ]
+        pushed = client.post("/loki/api/v1/push", json={"streams": streams})
+        assert pushed.status_code == 204, pushed.text
+        client.post("/flush")  # lines of the past are read from the store alone
+        _wait_until_found(client)
+        yield client
 
 
 def _wait_until_found(client: httpx.Client) -> None:
