@@ -78,6 +78,7 @@ _TEMPLATES: Final = re.compile(
 _DATE: Final = re.compile(r"[-_.]\d{4}[-_.]\d{2}(?:[-_.]\d{2})?(?:-\d{6})?\Z")
 _MESSAGES: Final = ("message", "log", "msg")
 _TIME: Final = "@timestamp"
+_LEVELS: Final = frozenset(LEVEL_KEYS)
 _FINE: Final = re.compile(r"\.\d{6}\d*[1-9]")
 _ACTIONS: Final = ("create", "index", "update", "delete")
 _MOST_ITEMS: Final = 100_000
@@ -386,7 +387,9 @@ class _BulkReader:
         time = time_of(document.get(_TIME))
         attributes: Attributes = {}
         _flatten(document, "", attributes, 0)
-        level = next((f for k in LEVEL_KEYS if (f := level_of(attributes.get(k)))), None)
+        level = None
+        if not _LEVELS.isdisjoint(attributes):
+            level = next((f for k in LEVEL_KEYS if (f := level_of(attributes.get(k)))), None)
         place = self._rule.place(attributes, _DATE.sub("", item.index) or item.index)
         if item.id and not self._claim(item, place.fqn, line):
             return

@@ -70,6 +70,8 @@ class RunRule:
 
     def place(self, attributes: Mapping[str, str], fallback: str = _UNKNOWN) -> Place:
         """Returns where records with these attributes belong; `fallback` names their pipeline."""
+        if self.names.isdisjoint(attributes):
+            return Place(fallback, "", "")
         parts = [value for names in self._pipeline if (value := _first(attributes, names))]
         run = _first_of(attributes, self._run)
         instance = "" if run else _first_of(attributes, self._instance)
@@ -199,6 +201,7 @@ class RecordSorter:
         self.now = now
         self._runs: dict[RunKey, _Columns] = {}
         self._refused: dict[str, RefusedRecords] = {}
+        self._last: tuple[Place, int, _Columns] | None = None
         self._size = self._meta = self.replaced = 0
         self.count = 0
         """Records so far; it is the number of the next one."""
@@ -218,7 +221,7 @@ class RecordSorter:
             self._refuse(number, "a record's time is outside the years 1970 to 9999")
             return
         try:
-            columns = self._columns(place.key(self.now if microseconds is None else microseconds))
+            columns = self._columns(place, self.now if microseconds is None else microseconds)
         except InvalidName as error:
             self._refuse(number, str(error))
             return
@@ -257,7 +260,11 @@ class RecordSorter:
             )
         return DoorRecords(runs, list(self._refused.values()), self.count, self.replaced, items)
 
-    def _columns(self, key: RunKey) -> _Columns:
+    def _columns(self, place: Place, microseconds: int) -> _Columns:
+        day = microseconds // _DAY
+        if self._last is not None and self._last[1] == day and self._last[0] == place:
+            return self._last[2]
+        key = place.key(microseconds)
         found = self._runs.get(key)
         if found is None:
             check_new_run(key)
@@ -266,6 +273,7 @@ class RecordSorter:
                     f"a request has records of more than {_MOST_RUNS} runs", field="body"
                 )
             found = self._runs[key] = _Columns()
+        self._last = place, day, found
         return found
 
     def _encode(self, columns: _Columns) -> None:
@@ -290,6 +298,8 @@ class RecordSorter:
 
 def with_outer(outer: Mapping[str, str], level: str, inner: Attributes) -> Attributes:
     """Returns the attributes of two levels; an outer one whose name is taken gets its level."""
+    if not outer:
+        return inner
     if outer.keys().isdisjoint(inner):
         return {**outer, **inner}
     merged = {(f"{level}.{name}" if name in inner else name): outer[name] for name in outer}

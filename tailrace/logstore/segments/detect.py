@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace.logstore.batch import Batches, Indexes, RecordMeta, RunKey, has_record_meta
+from tailrace.logstore.batch import Batches, Indexes, RunKey, has_record_meta
 from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.segments.continuations import BatchPlaces, Continuations
 from tailrace.logstore.segments.file_format import made_ms
@@ -272,20 +272,22 @@ class Before(NamedTuple):
 def own(batches: Batches, piece: RecordSlice, continuations: Continuations, before: Before) -> Own:
     """The times, levels and traces of the records themselves: given, or read from their text."""
     count = len(piece.ends)
-    times = np.empty(count, dtype=np.int64)
+    given = None if piece.plain else _given(batches, piece)
+    times = np.full(count, NO_TIME, dtype=np.int64)
     parts = []
     arrivals = np.repeat(made_ms(batches.rows[piece.batches]) * 1000, piece.counts)
     uptimes = np.full(count, NO_TIME, dtype=np.int64)
     for start in range(0, count, _AT_ONCE):
         part = slice(start, start + _AT_ONCE)
         look = prefixes(piece.text, piece.ends, part)
-        times[part] = find_times(look)
-        missing = np.flatnonzero(times[part] == NO_TIME)
-        if len(missing):
-            short = find_short_times(look, missing, arrivals[part][missing])
-            times[part][missing] = short
-            rest = missing[short == NO_TIME]
-            uptimes[part][rest] = find_uptimes(look, rest)
+        if given is None or (given.times[part] == NO_TIME).any():
+            times[part] = find_times(look)
+            missing = np.flatnonzero(times[part] == NO_TIME)
+            if len(missing):
+                short = find_short_times(look, missing, arrivals[part][missing])
+                times[part][missing] = short
+                rest = missing[short == NO_TIME]
+                uptimes[part][rest] = find_uptimes(look, rest)
         parts.append(find_first_words(look))
     if (uptimes != NO_TIME).any():
         places = np.repeat(np.arange(len(piece.counts)), piece.counts)
@@ -293,8 +295,9 @@ def own(batches: Batches, piece: RecordSlice, continuations: Continuations, befo
     lines, words = TextRecords(piece.text, piece.ends), join_words(parts)
     found = find_levels(lines, words)
     stated, whole = found.levels.astype(np.int64), None
-    if not piece.plain:
-        whole = _put_given(batches, piece, times, stated)
+    if given is not None:
+        given.put(times, stated, arrivals)
+        whole = given.whole
     place = _place(batches, piece, whole, before)
     continued, traces = continuations.find(
         lines, words, found._replace(levels=stated.astype(np.int8)), place
@@ -323,40 +326,40 @@ def _place(
     )
 
 
-def _put_given(batches: Batches, piece: RecordSlice, times: Ints, levels: Ints) -> Bools:
-    """Puts in what the records of a client give; they carry nothing from one another.
+class _Given(NamedTuple):
+    """What the records of a client give: they carry nothing from one another.
 
-    `levels` are those that the texts state. Gives which records are a client's.
+    `whole` says which records are a client's; the others have `NO_TIME` and `NO_LEVEL`.
     """
-    whole = np.zeros(len(times), np.bool_)
-    minted = made_ms(batches.rows[piece.batches]) * 1000
+
+    times: Ints
+    levels: Ints
+    whole: Bools
+
+    def put(self, times: Ints, levels: Ints, minted: Ints) -> None:
+        """Puts it in for what the texts state; a client's record without a time has `minted`."""
+        np.copyto(times, self.times, where=self.times != NO_TIME)
+        np.copyto(times, minted, where=self.whole & (times == NO_TIME))
+        np.copyto(levels, self.levels, where=self.levels != NO_LEVEL)
+
+
+def _given(batches: Batches, piece: RecordSlice) -> _Given:
+    count = len(piece.ends)
+    found = _Given(np.full(count, NO_TIME), np.full(count, NO_LEVEL), np.zeros(count, np.bool_))
     own_meta = has_record_meta(batches.rows[piece.batches]).tolist()
     stop = 0
-    for place, (index, count, first) in enumerate(
+    for place, (index, size, first) in enumerate(
         zip(piece.batches.tolist(), piece.counts.tolist(), piece.firsts.tolist(), strict=True)
     ):
-        start, stop = stop, stop + count
+        start, stop = stop, stop + size
         meta = batches.meta(index) if own_meta[place] else None
         if meta is None:
             continue
-        part = slice(first, first + count)
-        _given_times(meta, part, times[start:stop])
-        levels[start:stop] = _given_levels(meta, part, levels[start:stop])
-        whole[start:stop] = True
-        missing = times[start:stop] == NO_TIME
-        times[start:stop][missing] = minted[place]
-    return whole
-
-
-def _given_times(meta: RecordMeta, part: slice, times: Ints) -> None:
-    given = np.array([NO_TIME if t is None else t for t in meta.ts[part]], dtype=np.int64)
-    good = in_range(given)
-    times[good] = given[good]
-
-
-def _given_levels(meta: RecordMeta, part: slice, in_text: Ints) -> Ints:
-    given = np.array(
-        [NO_LEVEL if name is None else level_of_value(name) for name in meta.levels[part]],
-        dtype=np.int64,
-    )
-    return np.where(given == NO_LEVEL, in_text, given)
+        part = slice(first, first + size)
+        times = np.array([NO_TIME if t is None else t for t in meta.ts[part]], dtype=np.int64)
+        found.times[start:stop] = np.where(in_range(times), times, NO_TIME)
+        levels = meta.levels[part]
+        known = {one: NO_LEVEL if one is None else level_of_value(one) for one in {*levels}}
+        found.levels[start:stop] = [known[one] for one in levels]
+        found.whole[start:stop] = True
+    return found

@@ -163,8 +163,7 @@ def _attributes(batches: Batches, piece: RecordSlice) -> pa.Array:
     for (index, count, first), of_records in zip(batch, own, strict=True):
         meta = batches.meta(index) if of_records else None
         if meta is not None:
-            places.append(np.arange(len(values), len(values) + count))
-            values += [_items(given) for given in meta.attributes[first : first + count]]
+            places.append(_add_values(values, meta.attributes[first : first + count]))
             continue
         shared = _items(batches.constant_attributes(index))
         place = known.setdefault(repr(shared), len(values))
@@ -172,6 +171,18 @@ def _attributes(batches: Batches, piece: RecordSlice) -> pa.Array:
             values.append(shared)
         places.append(np.full(count, place))
     return pa.array(values, ATTRIBUTES).take(pa.array(np.concatenate(places)))
+
+
+def _add_values(
+    values: list[Sequence[tuple[str, str]] | None], given: Sequence[Mapping[str, str] | None]
+) -> Ints:
+    """Adds attributes, those of neighbours once; returns where each record's are."""
+    places: list[int] = []
+    for at, each in enumerate(given):
+        if at == 0 or each != given[at - 1]:
+            values.append(_items(each))
+        places.append(len(values) - 1)
+    return np.array(places, dtype=np.int64)
 
 
 def _items(attributes: Mapping[str, str] | None) -> list[tuple[str, str]] | None:
