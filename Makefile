@@ -1,7 +1,7 @@
 # The command list: `make` prints it, CI runs the same commands.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup run dev test check bench demo torture damage clients collector sim fuzz lock dist wheels docs manifests site page picture openapi clean
+.PHONY: help setup run dev test check bench demo torture damage clients collector doors sim fuzz lock dist wheels docs manifests site page picture openapi clean
 
 PY := .venv/bin/python
 DATA ?= data
@@ -71,6 +71,9 @@ clients: dev ## OpenMetadata's own clients, both generations (800 MB, cached): S
 
 collector: dev ## The appender otlp before a real OpenTelemetry collector, built by its builder (cached)
 	@$(PY) -m tests.pipelines.collector $(SEED)
+
+doors: dev ## Real clients of the doors before a proxy that loses replies (Go, the collector, rsyslog; LOGCLI_BIN=)
+	@$(PY) -m tests.doors $(ARGS)
 
 sim: dev ## Every case of which a run of the tests takes some, histories of compactors: SEED= others, COUNT= more
 	@SIM_ALL=1 $(if $(SEED),TAILRACE_SIM_SEED=$(SEED)) $(if $(COUNT),TAILRACE_SIM_COUNT=$(COUNT)) \

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Final
@@ -25,8 +25,10 @@ from service.query.request import QueryRequest, UlidRange
 from service.query.search import Search
 from service.query.sql import Scans, Statement
 from tailrace.logstore.search.conditions import (
+    EXACT_TIME,
     All,
     AnyOf,
+    Attribute,
     Column,
     Compares,
     Condition,
@@ -87,7 +89,7 @@ def matcher_condition(matcher: LabelMatcher) -> Condition:
 
 def selected(
     matchers: Iterable[LabelMatcher], stages: Sequence[Stage] = ()
-) -> tuple[Condition, tuple[Stage, ...]]:
+) -> tuple[All, tuple[Stage, ...]]:
     """Returns what a search can decide of an expression, and the stages that remain."""
     conditions = [matcher_condition(matcher) for matcher in matchers]
     rest: list[Stage] = []
@@ -161,6 +163,22 @@ def request_between(
 # --- Lines --------------------------------------------------------------------------------------
 
 
+def _exact_bounds(start_ns: int, end_ns: int) -> Iterator[Condition]:
+    """Yields what bounds within the first and the last microsecond ask of lines.
+
+    Clients page by nanoseconds: logcli asks for the lines before 1 ns after the last one.
+    """
+    exact = Attribute(EXACT_TIME)
+    first, rest = divmod(start_ns, _US)
+    if rest:  # the microsecond is left out unless nanoseconds say otherwise
+        at = OneOf(tuple([str(first * _US + n) for n in range(rest, _US)]), exact)
+        yield AnyOf((Compares(_TS, ">", first), at))
+    last, rest = divmod(end_ns, _US)
+    if rest:
+        at = OneOf(tuple([str(last * _US + n) for n in range(rest)]), exact)
+        yield AnyOf((Compares(_TS, "<", last), Not(Exists(exact)), at))
+
+
 @dataclass(frozen=True, slots=True)
 class LinesRequest:
     """At most `limit` lines of an expression, in the order of their own time."""
@@ -175,7 +193,10 @@ class LinesRequest:
     ) -> LinesRequest:
         """Splits the expression into a search and what remains."""
         condition, stages = selected(expression.matchers, expression.stages)
-        search = request_between(start_ns, end_ns, condition, descending=descending)
+        exact = tuple(_exact_bounds(start_ns, end_ns))
+        start_ns -= start_ns % _US
+        whole = All((*condition.parts, *exact))
+        search = request_between(start_ns, end_ns, whole, descending=descending)
         return LinesRequest(search, stages, limit)
 
 

@@ -103,6 +103,13 @@ class Collector:
             self._process.wait(_START_SECONDS)
             self._process = None
 
+    def kill(self) -> None:
+        """kill -9."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(_START_SECONDS)
+            self._process = None
+
     def output(self) -> str:
         """What it said."""
         return (self._folder / "collector.log").read_text(errors="replace")

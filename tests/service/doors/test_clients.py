@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
 from opentelemetry.sdk.resources import Resource
 
 from service.doors.otlp import PATH
+from service.http.loki import MOST_LINES
 from tailrace.logstore.batch import RunKey
 from tests.service.doors.decoding import stored
 from tests.service.doors.dropping_proxy import dropping
@@ -128,3 +130,50 @@ def test_the_collectors_example_sends_to_our_path() -> None:
     assert pipeline["exporters"] == ["otlphttp"]
     for kind in ("receivers", "processors", "exporters"):
         assert set(pipeline[kind]) <= settings[kind].keys()
+
+
+def test_the_collectors_examples_for_syslog_are_whole() -> None:
+    """Every part that a pipeline names is there, and so is the queue's storage."""
+    [example] = examples("syslog.md", "yaml")
+    settings = yaml.safe_load(example)
+    pipeline = settings["service"]["pipelines"]["logs"]
+    for kind in ("receivers", "processors", "exporters"):
+        assert set(pipeline[kind]) == settings[kind].keys()
+    storage = settings["exporters"]["otlphttp"]["sending_queue"]["storage"]
+    assert storage in settings["extensions"]
+    assert settings["service"]["extensions"] == [storage]
+
+
+RSYSLOG = (
+    '{"index":{"_index": "syslog", "_id":"AEBA9D258D364F8C892766BDCA174176"}}\n'
+    '{"@timestamp":"2026-11-30T18:09:45.375554+00:00","host.name":"vm","level":"err",'
+    '"service.name":"cart","message":"line 199"}\n'
+)
+"""What rsyslog 8.2302 sends with the page's configuration."""
+
+
+async def test_what_rsyslog_sends_is_stored_once(serve: Serve) -> None:
+    served = await serve()
+    [example] = examples("syslog.md", "rsyslog")
+    for name in json.loads(RSYSLOG.splitlines()[1]):
+        assert f'\\"{name}\\":' in example, "the document is the one of the page"
+    headers = {"content-type": "application/json; charset=utf-8"}
+    for status, result in ((201, "created"), (200, "noop")):
+        reply = await served.client.post("/_bulk", content=RSYSLOG, headers=headers)
+        [item] = reply.json()["items"]
+        assert (item["index"]["status"], item["index"]["result"]) == (status, result)
+    [(key, [record])] = stored(served).items()
+    assert key == RunKey("cart", "2026-11-30")
+    assert (record["text"], record["level"]) == ("line 199\n", "ERROR")
+    assert record["ts"] == 1_796_062_185_375_554
+    assert record["attributes"]["host.name"] == "vm"
+
+
+async def test_grafanas_data_source_names_a_node() -> None:
+    [example] = examples("grafana.md", "yaml")
+    [source] = yaml.safe_load(example)["datasources"]
+    assert (source["type"], source["access"]) == ("loki", "proxy")
+    header, value = source["jsonData"], source["secureJsonData"]
+    assert header["httpHeaderName1"] == "Authorization"
+    assert value["httpHeaderValue1"].startswith("Bearer trl_")
+    assert header["maxLines"] <= MOST_LINES

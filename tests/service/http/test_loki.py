@@ -134,6 +134,24 @@ async def test_a_pushed_line_keeps_its_nanoseconds(tmp_path: Path) -> None:
         assert "time_unix_nano" not in stream["stream"]
 
 
+async def test_pages_by_nanoseconds_have_each_line_once(tmp_path: Path) -> None:
+    """As logcli pages: backward before 1 ns after the last line, forward from the last one on."""
+    world, at_ns = World(tmp_path), (END_S - 60) * 10**9
+    times = [at_ns, at_ns + 1, at_ns + 2, at_ns + 999, at_ns + 1_000]
+    text = b"".join(b"%d\n" % number for number in range(len(times)))
+    exact = [{"time_unix_nano": str(at)} if at % 1_000 else None for at in times]
+    meta = RecordMeta(
+        [2 * n + 2 for n in range(len(times))], [at // 1_000 for at in times], [None] * 5, exact
+    )
+    world.hot([(KEY, ulid.lowest_at(NOW_MS), text, None, meta)], known=False)
+    async with engine_of(world) as engine, client_of(engine) as client:
+        for number, at in enumerate(times):
+            before = await found(client, '{run=~".+"}', end=str(at + 1))
+            after = await found(client, '{pipeline="shop.orders"}', start=str(at))
+            assert lines(before) == [str(n) for n in range(number + 1)]
+            assert lines(after) == [str(n) for n in range(number, len(times))]
+
+
 async def test_a_limit_takes_the_first_by_time_though_others_arrived_first(tmp_path: Path) -> None:
     """Files whose times come later than all that was found are left out."""
     world = World(tmp_path)
