@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ["service", "compactor", "tailrace", "client/tailrace_client"]
 
 # Lower these limits when the code gets better. Raise one only with a reason in the commit.
-MOST_MODULES = 388
-MOST_LINES = 128_028
+MOST_MODULES = 389
+MOST_LINES = 128_250
 MOST_OF_ONE_IMPORTER = 71
 LEAST_MEDIAN = 300
 

@@ -66,7 +66,9 @@ VERBS = {
     ),
     "doctor": Verb("tailrace.cli.doctor", "Examine a set-up, and say what to do."),
     "canary": Verb(
-        "tailrace.cli.canary", "Write numbered lines for ever, and read each back in two ways."
+        "tailrace.cli.canary",
+        "Write numbered lines for ever, and read each back in two ways.",
+        light=True,
     ),
     "deletions": Verb(
         "tailrace.cli.deletions",

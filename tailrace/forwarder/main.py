@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import FrameType
 
@@ -34,7 +34,9 @@ from tailrace.forwarder.files.content import Handles
 from tailrace.forwarder.files.finder import Confines, Finder, Glob, Ordering, facts_of
 from tailrace.forwarder.followed_runs import FollowedRuns
 from tailrace.forwarder.metrics import ForwarderMetricSources, SyncCounts, behind, serve
-from tailrace.forwarder.naming import Namer
+from tailrace.forwarder.model import FileState
+from tailrace.forwarder.naming import Namer, RunName
+from tailrace.forwarder.pods import PodNames, api_server
 from tailrace.logstore.clock import SystemClock
 from tailrace.logstore.errors import InvalidInput
 from tailrace.logstore.progress import Line, Pace, ProgressLine, log_to, size
@@ -177,7 +179,10 @@ def make_shared(
         for prepared in state.prepared:
             ids.go_above(prepared.batch)
     return EngineParts(
-        sources={source.name: make_source(source, say) for source in config.sources},
+        sources={
+            source.name: make_source(source, say, checkpoints.files.values())
+            for source in config.sources
+        },
         registry=FileRegistry(),
         handles=Handles(sum(source.max_concurrent_files for source in config.sources)),
         checkpoints=checkpoints,
@@ -191,8 +196,15 @@ def make_shared(
     )
 
 
-def make_source(source: FileSource, say: Say) -> SourceParts:
-    """A source with what finds, names and packs its files."""
+def make_source(source: FileSource, say: Say, known: Iterable[FileState] = ()) -> SourceParts:
+    """A source with what finds, names and packs its files; those that are `known` keep names."""
+    pods = (
+        PodNames(api_server(), SystemClock().monotonic) if source.template == "kubernetes" else None
+    )
+    namer = Namer(source, host=socket.gethostname(), pods=pods)
+    for state in known:
+        if state.source == source.name and state.fqn:
+            namer.remember(state.path, RunName(state.fqn, state.run))
     tally_of_errors: set[str] = set()
 
     def unreadable(path: str, error: OSError) -> None:
@@ -216,7 +228,7 @@ def make_source(source: FileSource, say: Say) -> SourceParts:
         ),
         archives=tuple(Glob(each) for each in source.archive_include),
         packer=EntryPacker(source),
-        name=Namer(source, host=socket.gethostname()).name,
+        name=namer.name,
         facts=facts_of(source),
     )
 

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from tailrace.forwarder.config.source import FileSource
 from tailrace.forwarder.entries.splitting import clean
+from tailrace.forwarder.pods import PodNames, PodPath
 from tailrace.logstore.errors import InvalidInput
 
 _OWN = ("name", "stem", "host", "source", "id")
@@ -39,17 +40,19 @@ class Template(NamedTuple):
     """Such a path, for messages."""
 
 
-TEMPLATES: Final[Mapping[str, Template]] = {
-    # Files that the kubelet rotated (0.log.20260102-030405.gz) are of the same run.
-    "pods": Template(
-        re.compile(
-            r".*/(?P<namespace>[^/_]+)_(?P<pod>[^/_]+)_(?P<uid>[0-9a-f-]+)"
-            r"/(?P<container>[^/]+)/(?P<restart>\d+)\.log(?:\.[^/]*)?"
-        ),
-        "{namespace}.{pod}.{container}",
-        "{uid}/{restart}",
-        "/var/log/pods/NAMESPACE_POD_UID/CONTAINER/RESTART.log",
+# Files that the kubelet rotated (0.log.20260102-030405.gz) are of the same run.
+_PODS: Final = Template(
+    re.compile(
+        r".*/(?P<namespace>[^/_]+)_(?P<pod>[^/_]+)_(?P<uid>[0-9a-f-]+)"
+        r"/(?P<container>[^/]+)/(?P<restart>\d+)\.log(?:\.[^/]*)?"
     ),
+    "{namespace}.{pod}.{container}",
+    "{uid}/{restart}",
+    "/var/log/pods/NAMESPACE_POD_UID/CONTAINER/RESTART.log",
+)
+TEMPLATES: Final[Mapping[str, Template]] = {
+    "pods": _PODS,
+    "kubernetes": _PODS,  # of pods whose labels name no run
     "airflow": Template(
         re.compile(
             r".*/dag_id=(?P<dag>[^/]+)/run_id=(?P<dag_run>[^/]+)/task_id=(?P<task>[^/]+)"
@@ -66,7 +69,9 @@ TEMPLATES: Final[Mapping[str, Template]] = {
 class Namer:
     """Names the runs of the files of one source. Raises `InvalidInput` for a place it has not."""
 
-    def __init__(self, source: FileSource, *, host: str) -> None:
+    def __init__(self, source: FileSource, *, host: str, pods: PodNames | None = None) -> None:
+        """`pods` names runs by labels; with the template `kubernetes`."""
+        self._pods = pods
         template = TEMPLATES.get(source.template)
         self._source = source.name
         self._host = host
@@ -77,10 +82,17 @@ class Namer:
         run = source.run or (template.run if template else "{id}")
         self._run = _filler(run, groups, "run")
 
+    def remember(self, path: str, named: RunName) -> None:
+        """Keeps the name that a file got before a restart."""
+        found = None if self._pattern is None else self._pattern.fullmatch(path)
+        if self._pods is not None and found is not None:
+            self._pods.remember(_pod_path(found.groupdict()), named)
+
     def name(self, path: str, id: str) -> RunName:  # noqa: A002 - the file's, as it is called
         """The run of the file at `path`, whose generation is `id`.
 
-        Raises `InvalidInput` if the path is not as the pattern has it, or a name would be empty.
+        Raises `InvalidInput` if the path is not as the pattern has it, or a name would be empty;
+        `Unavailable` if the name is not known yet.
         """
         groups: Mapping[str, str | None] = {}
         if self._pattern is not None:
@@ -91,6 +103,9 @@ class Namer:
                     hint="Change `path_pattern`, or exclude the file.",
                 )
             groups = found.groupdict()
+        named = None if self._pods is None else self._pods.name(_pod_path(groups))
+        if named is not None:
+            return RunName(*(clean(each)[0] for each in named))
         name = path.rpartition("/")[2]
         own = {
             "name": name,
@@ -107,6 +122,10 @@ class Namer:
                 hint="Use a group of `path_pattern` that is in every path, or exclude the file.",
             )
         return made
+
+
+def _pod_path(groups: Mapping[str, str | None]) -> PodPath:
+    return PodPath(**{name: value or "" for name, value in groups.items()})
 
 
 _Fill = Callable[[Mapping[str, str | None], Mapping[str, str], list[str]], str]

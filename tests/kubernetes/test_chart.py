@@ -126,6 +126,11 @@ def test_the_forwarder_takes_its_configuration(
     assert not mounted[config.storage].get("readOnly")
     # Its own lines would beget lines.
     (source,) = config.sources
+    assert source.template == "kubernetes"
+    (role,) = [each for each in objects("cluster") if each["kind"] == "ClusterRole"]
+    (rule,) = role["rules"]
+    assert (rule["resources"], rule["verbs"]) == (["pods"], ["list"])
+    assert {each["name"] for each in container["env"]} == {"NODE_NAME"}
     assert any(container["name"] in pattern for pattern in source.exclude)
 
 
@@ -165,4 +170,4 @@ def test_no_pod_has_rights_that_it_does_not_need(name: str) -> None:
         assert security["readOnlyRootFilesystem"] is True
         assert security["capabilities"]["drop"] == ["ALL"]
         token = template["spec"].get("automountServiceAccountToken", True)
-        assert token is (name == "compactor-spark")
+        assert token is (name == "compactor-spark" or each["kind"] == "DaemonSet")

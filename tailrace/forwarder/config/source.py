@@ -462,8 +462,10 @@ class FileSource(ConfigSection):
         " is lost if the forwarder dies",
     )
 
-    template: Literal["", "pods", "airflow"] = key(
-        "", "a shipped rule for `fqn` and `run`: of Kubernetes' pods, or Airflow's tasks"
+    template: Literal["", "pods", "kubernetes", "airflow"] = key(
+        "",
+        "a shipped rule for `fqn` and `run`: of Kubernetes' pods by their paths, or by their labels"
+        " (`kubernetes`), or of Airflow's tasks",
     )
     path_pattern: Regex | None = key(
         None, "applied to the path; `fqn` and `run` use its named groups"

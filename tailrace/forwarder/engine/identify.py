@@ -48,7 +48,7 @@ from tailrace.forwarder.files.finder import (
     written_names,
 )
 from tailrace.forwarder.model import EntryCursor
-from tailrace.logstore.errors import Damaged, InvalidInput
+from tailrace.logstore.errors import Damaged, InvalidInput, TailraceError, Unavailable
 
 # Searches for contents that are not at their path any more: renamed, compressed, or truncated.
 #
@@ -548,7 +548,7 @@ class Identifier:
         except Damaged as error:
             self._shared.tallies[name].damaged += 1
             self._shared.say(f"{found.path}: {error}")
-        except InvalidInput as error:
+        except (InvalidInput, Unavailable) as error:
             self._unnamed(found, error)
         except OSError as error:
             self._unopened(source, found, error)
@@ -874,8 +874,9 @@ class Identifier:
             and family(each.named) == family(file.named)
         ]
 
-    def _unnamed(self, found: FoundFile, error: InvalidInput) -> None:
-        """A path that no run can be made of: said once."""
+    def _unnamed(self, found: FoundFile, error: TailraceError) -> None:
+        """A path that no run can be made of, or not before another program answers: said once."""
+        self._undecided |= isinstance(error, Unavailable)
         if found.path not in self._said:
             self._said.add(found.path)
             self._shared.say(f"{error}. {error.hint}")

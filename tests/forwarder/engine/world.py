@@ -197,7 +197,7 @@ class World:
             finder=self.finder(),
             archives=tuple(Glob(each) for each in config.archive_include),
             packer=EntryPacker(config) if self.packs else LinePacker(self.prefix),
-            name=Namer(config, host="here").name,
+            name=self.namer().name,
             facts=lambda path: FileFacts(path, {}),
         )
         self.post = post(self.store)
@@ -222,6 +222,10 @@ class World:
             hinted=[config.name] if hinted else [],
         )
         self.post.engine = self.engine
+
+    def namer(self) -> Namer:
+        """What names the runs of files."""
+        return Namer(self.config, host="here")
 
     def finder(self) -> Finder:
         """What finds the files of a process."""
