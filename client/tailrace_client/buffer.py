@@ -415,7 +415,7 @@ class Buffer:
             files = [] if self.queue is None else self.queue.descriptors()
         for file in files:  # others may write meanwhile
             try:
-                os.fsync(file)
+                system.sync(file)
             finally:
                 os.close(file)
 

@@ -365,7 +365,7 @@ class SpoolQueue:
         """Lets another process take the queue over. An empty queue is removed."""
         self.seal()
         for file in self._unsynced:
-            os.fsync(file)
+            system.sync(file)
             os.close(file)
         self._unsynced = []
         lock, self._lock = self._lock, None

@@ -5,6 +5,7 @@ All other modules use this one, so that a test can replace them.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import time
@@ -58,11 +59,25 @@ def open_new(path: str) -> int:
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
 
 
+def sync(file: int) -> None:
+    """Makes what was written to an open file or folder survive a power cut. Raises `OSError`.
+
+    On macOS fsync leaves it in the disk's cache, which F_FULLFSYNC empties where it can.
+    """
+    os.fsync(file)
+    try:
+        if hasattr(fcntl, "F_FULLFSYNC"):
+            fcntl.fcntl(file, fcntl.F_FULLFSYNC)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOTTY):
+            raise
+
+
 def sync_folder(path: str) -> None:
     """Makes names in the folder survive a power cut."""
     folder = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        sync(folder)
     finally:
         os.close(folder)
 
@@ -80,7 +95,7 @@ def write_whole(path: str, data: bytes) -> None:
     try:
         if os.write(file, data) != len(data):
             raise OSError(28, "no space left for the whole file")
-        os.fsync(file)
+        sync(file)
     finally:
         os.close(file)
     os.replace(draft, path)

@@ -124,12 +124,16 @@ class Replies:
         self._mark()
 
 
-def acknowledged(connection: socket.socket) -> int:
+def acknowledged(connection: socket.socket) -> int | None:
     """Returns the bytes of a TCP connection that the other end has acknowledged.
+
+    Returns None where the system does not say it, as on macOS: no reader is cut off there.
 
     The transport's buffer size is less precise: it changes only when a third of the kernel's buffer
     is free, which takes many seconds on a slow line.
     """
+    if not hasattr(socket, "TCP_INFO"):
+        return None
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
     return int(_BYTES_ACKED.unpack_from(info, _BYTES_ACKED_AT)[0])
 

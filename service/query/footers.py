@@ -23,6 +23,7 @@ from service.query.request import QueryRequest, UlidRange
 from tailrace.logstore import ulid
 from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.errors import Damaged
+from tailrace.logstore.filesystem import advise
 from tailrace.logstore.objects.store import is_remote
 from tailrace.logstore.parquet import footer_at
 from tailrace.logstore.segments.file_format import CARRIED, texts_of
@@ -80,7 +81,7 @@ class TableFileFooter:
                 size = last.data_page_offset + last.total_compressed_size - begin
                 if size <= 0 or announced >= most:
                     break
-                os.posix_fadvise(file.fileno(), begin, size, os.POSIX_FADV_WILLNEED)
+                advise(file.fileno(), begin, size, "WILLNEED")
                 announced += size
         return announced
 

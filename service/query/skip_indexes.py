@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final
 from tailrace.logstore.cache import BoundedCache, Cache
 from tailrace.logstore.clock import Clock
 from tailrace.logstore.errors import Damaged, NotFound, TailraceError
+from tailrace.logstore.filesystem import advise
 from tailrace.logstore.search.translate import IndexCondition, Needs, pages_for, wanted
 from tailrace.logstore.table.line_map import LineMap
 from tailrace.logstore.table.skip_index import (
@@ -219,7 +220,7 @@ class _OpenIndex:
 
     def announce(self, needs: Needs) -> None:
         for at, size in pages_for(needs, self.index):
-            os.posix_fadvise(self._number, at, size, os.POSIX_FADV_WILLNEED)
+            advise(self._number, at, size, "WILLNEED")
 
     def _read(self, at: int, size: int) -> bytes:
         page = self.known.pages[at] = os.pread(self._number, size, at)

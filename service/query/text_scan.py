@@ -62,6 +62,7 @@ from service.query.table_reads import (
     parts_of,
 )
 from tailrace.logstore.errors import Damaged, NotFound, TailraceError
+from tailrace.logstore.filesystem import advise
 from tailrace.logstore.objects.store import is_remote
 from tailrace.logstore.parquet import footer_bytes, footer_of
 from tailrace.logstore.search.translate import needed_texts, sure_texts
@@ -311,12 +312,12 @@ def announce(path: str, lines: LineMap, wanted: Mapping[str, str]) -> None:
             number, begin, last = file.fileno(), pages[0].at, pages[-1]
             _read_no_more(number)
             size = last.at + last.stored - begin
-            os.posix_fadvise(number, begin, size, os.POSIX_FADV_WILLNEED)
+            advise(number, begin, size, "WILLNEED")
 
 
 def _read_no_more(number: int) -> None:
     """Asks the system to read only the requested bytes of a file, not up to 8 MiB after them."""
-    os.posix_fadvise(number, 0, 0, os.POSIX_FADV_RANDOM)
+    advise(number, 0, 0, "RANDOM")
 
 
 def _places(page: MessagePage, texts: Sequence[bytes], most: int) -> list[int]:

@@ -8,7 +8,6 @@ differ.
 from __future__ import annotations
 
 import fcntl
-import os
 from contextlib import suppress
 from enum import Enum, auto
 from math import inf
@@ -31,6 +30,7 @@ from tailrace.forwarder.files.content import (
 )
 from tailrace.forwarder.model import FileFacts, Packed, Prepared
 from tailrace.logstore.errors import Damaged
+from tailrace.logstore.filesystem import advise
 from tailrace_client.records import id_after, is_ahead
 from tailrace_client.system import steady_ms
 
@@ -363,7 +363,7 @@ class FileReader:
         )
         self._advance(file, data, PendingBatch(prepared, packed))
         if source.config.file_cache_advise and file.handle is not None:
-            os.posix_fadvise(file.handle.descriptor, 0, file.read.offset, os.POSIX_FADV_DONTNEED)
+            advise(file.handle.descriptor, 0, file.read.offset, "DONTNEED")
 
     def _batch(self, file: Tracked) -> str:
         """A new id, above the one that the service gave where this machine's clock is slow."""
