@@ -214,7 +214,8 @@ def questions(
 ) -> Iterator[tuple[str, dict[str, str], dict[str, str]]]:
     """Each question by its name, in LogQL and in LogsQL."""
     within = {"start": str(start_ns), "end": str(end_ns)}
-    ours, theirs = f'{{service_name=~"{service}.*"}}', f'{{service_name=~"{service}.*"}}'
+    # Here and there the name of the service is the name of a column, or of a stream.
+    ours, theirs = f'{{pipeline=~"{service}.*"}}', f'{{service_name=~"{service}.*"}}'
     for name, words in (("newest 1,000 lines", ""), ("newest 1,000 of a word", "Exception")):
         logql = f'{ours} |= "{words}"' if words else ours
         yield (
@@ -275,6 +276,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--settle", type=float, default=2, help="seconds that count after the last")
     parser.add_argument("--asked", type=int, default=5, help="times that each question is asked")
+    parser.add_argument("--quiet", type=float, default=15, help="seconds before the questions")
     parser.add_argument("--only", default="", help="doors whose name has this")
     given = parser.parse_args()
     sample = lines_of(10_000)
@@ -308,6 +310,7 @@ def main() -> None:
                 shown = f"{case.name:<16}{name:<14}{speed:>15.1f}{lines:>10,.0f}{ratio:>7.2f}"
                 print(f"{shown}{size / one.wall:>7.1f}", flush=True)
         if "VictoriaLogs" in places and not given.only:
+            time.sleep(given.quiet)
             ask(places, _START_NS, time.time_ns(), given)
 
 
