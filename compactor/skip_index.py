@@ -2,8 +2,9 @@
 
 Each pass makes the missing indexes of files in the newest version, the newest hour first. So a file
 gets one like a new file does, even if an older release or a killed driver wrote it without one, or
-somebody removed its index. Waiting segments go first: if some wait, the rest is left to the next
-pass, and so are files beyond 1 GiB.
+somebody removed its index. An index of an earlier version stays until its file has one of this
+version, since nodes of that version use it. Waiting segments go first: if some wait, the rest is
+left to the next pass, and so are files beyond 1 GiB.
 
 The driver's machine makes them from the stored files. Executors have no Python, and a merge does
 not wait for an index, which costs a quarter of its processor time (decision 083). Files below
@@ -55,7 +56,9 @@ async def index_files(compactor: Compactor, report: PassReport, hurry: Hurry = n
     with report.timed("index", compactor.clock):
         files = {keys.skip_index(file.path): file for file in (await compactor.newest()).files}
         there = {info.key async for info in compactor.store.list(keys.SKIP_INDEXES)}
-        await _remove_lone(compactor.store, there - files.keys())
+        waiting = {keys.indexed_file(key) for key in files.keys() - there}
+        lone = {key for key in there - files.keys() if keys.indexed_file(key) not in waiting}
+        await _remove_lone(compactor.store, lone, {keys.indexed_file(key) for key in files})
         wanted = _wanted(compactor, {key: files[key] for key in files.keys() - there})
         left, size = len(wanted), 0
         for key, file in wanted:
@@ -89,14 +92,19 @@ async def _index(compactor: Compactor, report: PassReport, key: str, file: Table
         report.files_indexed += 1
 
 
-async def _remove_lone(store: ObjectStore, lone: set[str]) -> None:
-    """Removes the indexes among `lone` whose file does not exist any more."""
+async def _remove_lone(store: ObjectStore, lone: set[str], indexed: set[str]) -> None:
+    """Removes the indexes among `lone` whose file has another one or does not exist any more."""
     gone = []
     for key in sorted(lone):
-        try:
-            await store.head(keys.indexed_file(key))
-        except NotFound:
-            gone.append(key)
+        file = keys.indexed_file(key)
+        if file not in indexed:
+            try:
+                await store.head(file)
+            except NotFound:
+                pass
+            else:
+                continue
+        gone.append(key)
     await store.delete(gone)
 
 

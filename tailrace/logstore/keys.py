@@ -129,11 +129,12 @@ PARTITIONS = "coordination/partitions/"
 GROUPS = "coordination/groups/"
 PIPELINES = "coordination/pipelines/"
 
-INDEX_SUFFIX = ".skip3"
+INDEX_SUFFIX = ".skip4"
 GIVEN_UP_SUFFIX = ".given-up"
 
 _SEGMENT = re.compile(r"segments/([^/]+)/([0-9]{20})\.parquet")
 _MANIFEST = re.compile(r"runs/([^/]+)/([^/]+)\.json")
+_INDEX_VERSION = re.compile(r"\.skip[0-9]*$")
 _NOT_UPSTREAM = re.compile(r"[^a-zA-Z0-9_-]")
 
 
@@ -243,8 +244,8 @@ def skip_index(path: str) -> str:
 
 
 def indexed_file(key: str) -> str:
-    """The table file to which the skip index belongs."""
-    return f"{TABLE}/{key.removeprefix(SKIP_INDEXES).removesuffix(INDEX_SUFFIX)}"
+    """The table file to which the skip index belongs, whatever its version is."""
+    return f"{TABLE}/{_INDEX_VERSION.sub('', key.removeprefix(SKIP_INDEXES))}"
 
 
 def lease(source: str, parts: Sequence[str]) -> str:

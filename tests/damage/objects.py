@@ -158,7 +158,7 @@ def _newer_segment(body: bytes) -> bytes:
 
 
 def _newer_skip_index(body: bytes) -> bytes:
-    return body.replace(b"TRSKIP03", b"TRSKIP09")
+    return body.replace(b"TRSKIP04", b"TRSKIP09")
 
 
 def _newer_table(body: bytes) -> bytes:
@@ -296,7 +296,7 @@ KINDS: Final = (
         "table checkpoint", "store/table/_delta_log/*.checkpoint.parquet", _flip_column("path")
     ),
     ObjectKind("pointer to the checkpoint", "store/table/_delta_log/_last_checkpoint", flip_json),
-    ObjectKind("skip index", "store/table/_index/**/*.skip3", flip_middle, _newer_skip_index),
+    ObjectKind("skip index", "store/table/_index/**/*.skip4", flip_middle, _newer_skip_index),
     ObjectKind(
         "sidecar of a local store", "store/.meta/pipeline-logs/p/closed/logs.txt.json", flip_json
     ),

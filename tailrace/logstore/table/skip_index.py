@@ -1,45 +1,46 @@
 """The skip index of a table file: it tells which row groups cannot hold a text.
 
-For each row group it has two Bloom filters with one hash: of all substrings of four and of six
-bytes (n-grams) of its messages in lower case. A message can hold a text only if its row group has
-every n-gram of the text. The index therefore serves substrings, not just whole words.
+For each row group it has two Bloom filters with one hash: of short pieces (four bytes) and of long
+pieces (six or eight) of its messages in lower case. A message can hold a text only if its row group
+has every piece of the text. The index therefore serves substrings, not just whole words.
 
-    TRSKIP03, XXH3-64 of the header (8, little-endian), length of the header (4)
-    header       JSON: {"size", "rows", "filters": [{"gram", "bits", "slots"}, …], "bare", "maps"}
+    TRSKIP04, XXH3-64 of the header (8, little-endian), length of the header (4)
+    header       JSON: {"size", "rows", "filters": [{"gram", "space", "slots"}, …], "bare", "maps"}
     filters      one after the other, in pages
     maps         of lines, one for each row group that has one
 
     size         bytes of the table file, by which the index of another file is recognised
     rows         of each row group, in order
-    bits         an n-gram's slot is the highest `bits` bits of its hash
+    space        number of slots over which the hashes are spread
     slots        of the filter that are stored, from 0 on
     bare         whether no line of the file has attributes
     maps         bytes of the map of each row group, 0 if it has none
     coloured     numbers of row groups with control sequences of terminals; absent if there are none
 
-Of a coloured row group the filters have the n-grams of its messages as they are stored, and as they
-are seen (`tailrace.logstore.colours`). An index from before `coloured` has only the former.
+Of a coloured row group the filters have the pieces of its messages as they are stored, and as they
+are seen (`tailrace.logstore.colours`).
 
 A page is 4,096 bytes: the XXH3-64 of its other bytes (8), then for each slot a bit of each row
-group, of `4088 // groups * 8` slots. So a search reads a page for each n-gram, however large the
+group, of `4088 // groups * 8` slots. So a search reads a page for each piece, however large the
 file is, and not all of the index. A page's hash is seeded with that of the header plus the
 place of the page in the index: no page stands for another. The page of a filter
 that has only one ends with its bits. Spaces follow the header of a large index, so that its pages
 are aligned with those of the disk. A map (`line_map.py`) is stored like a page: its hash (8), and
 the map.
 
-A filter is stored only in part if the whole would be too large for its file: n-grams with a slot
-beyond that part exclude nothing. The part is a sample of the n-grams, the same in the index and in
+A filter is stored only in part if the whole would be too large for its file: pieces with a slot
+beyond that part exclude nothing. The part is a sample of the pieces, the same in the index and in
 a search. A filter that is half full with a sample excludes more than one of the same
-size that is nearly full with all n-grams.
+size that is nearly full with all pieces.
 
-The filters are those of ClickHouse's `ngrambf_v1`, with one hash for an n-gram, since a text
-has many n-grams; they are stored as bit-sliced signatures, as in BitFunnel (SIGIR 2017). In doubt
+The filters are those of ClickHouse's `ngrambf_v1`, with one hash for a piece, since a text
+has many pieces; they are stored as bit-sliced signatures, as in BitFunnel (SIGIR 2017). In doubt
 a row group is kept: one that is skipped certainly has no match.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -53,22 +54,41 @@ from tailrace.logstore.colours import is_coloured
 from tailrace.logstore.errors import Damaged, UnsupportedVersion
 from tailrace.logstore.table.line_map import LineMap
 
-# Pieces of `n` bytes of texts (n-grams), as slots of a filter with one hash.
+# Pieces of texts, by their hashes, from which a filter takes its slots.
 #
-# The hash is Knuth's multiplicative one: an n-gram, read as a little-endian number, times 2^64
-# divided by the golden ratio; the highest bits of the product are its slot. Texts are hashed in
-# lower case of ASCII, so one filter serves searches with and without regard to case.
+# The hash is Knuth's multiplicative one: a piece, read as a little-endian number, times 2^64
+# divided by the golden ratio; it is the highest 32 bits of the product. Of kinds of pieces that are
+# common in logs but tell little, such as parts of times, only each fourth hash is kept. Texts are
+# hashed in lower case of ASCII, so one filter serves searches with and without regard to case.
+#
+# The length and the kind of a piece depend on its own bytes alone. So a search makes the pieces of
+# its text as the index did, wherever the text stands in a message.
 
 
 LENGTHS: Final = (4, 6)
 """Four bytes serve short words; six tell identifiers apart, whose four digits occur everywhere."""
-
+_LONGEST: Final = 8
+"""Bytes of a long piece that begins with six digits: all numbers of six digits occur in logs."""
 _HASH: Final = 0x9E3779B97F4A7C15  # 2^64 / golden ratio
-_PIECE_BYTES: Final = 1 << 20  # hashed at a time: within a processor's cache
+_HASH_BITS: Final = 32
+_SAMPLE: Final = np.uint64(0xC00)
+"""Bits that are zero in each fourth hash; filters of up to 2^20 slots do not use them otherwise."""
+_PIECE_BYTES: Final = 1 << 18  # hashed at a time: within a processor's cache
+_Hashes: TypeAlias = NDArray[np.uint64]
+
+_WORD, _DIGIT = 1, 2
+_KINDS: Final = np.array(
+    [
+        _WORD * (chr(byte).isalnum() or byte >= 0x80) + _DIGIT * (0x30 <= byte <= 0x39)
+        for byte in range(256)
+    ],
+    np.uint8,
+)
+"""What a byte is: of a word (a letter, a digit, or not ASCII), and a digit."""
 
 
 class Grams(NamedTuple):
-    """The hashes of a text's n-grams, by `LENGTHS`, in order; a match has all of them."""
+    """The hashes of a text's pieces, by `LENGTHS`, in order; a match has all of them."""
 
     hashes: tuple[Sequence[int], ...]
 
@@ -79,7 +99,7 @@ class Grams(NamedTuple):
 
 
 def grams_of(text: str, *, ignore_case: bool = False) -> Grams:
-    """The n-grams that every message has which contains the text.
+    """The pieces that every message has which contains the text.
 
     Without regard to case, only characters of ASCII with exactly two case forms are certain: the
     sign for kelvin is a `k` as well, and `ı` and `ſ` match `i` and `s`.
@@ -91,35 +111,74 @@ def grams_of(text: str, *, ignore_case: bool = False) -> Grams:
         kept = [c if c.isascii() and c not in "iks" else "\0" for c in lowered]
         parts = [part.encode() for part in "".join(kept).split("\0")]
     found = []
-    for length in LENGTHS:
-        each = [hashed for part in parts for hashed in _hashes(part, length)]
+    for hashes in (_short_hashes, _long_hashes):
+        each = [some for part in parts for some in hashes(part)]
         found.append(np.unique(np.concatenate(each)).tolist() if each else [])
     return Grams(tuple(found))
 
 
-def taken_slots(text: bytes, length: int, bits: int) -> NDArray[np.uint8]:
-    """An array of `2 ** bits` with 1 for every slot that an n-gram of `length` bytes has.
+def _short_hashes(text: bytes) -> Iterator[_Hashes]:
+    """The hashes of all pieces of four bytes. Those with two or more digits are common."""
+    length = LENGTHS[0]
+    for words, kinds in _windows(text, length, length):
+        digits, number = kinds >> 1, len(words)
+        counted = sum((digits[at : at + number] for at in range(1, length)), digits[:number])
+        hashes = _hashed(words, length)
+        yield hashes[(counted < 2) | (hashes & _SAMPLE == 0)]
 
-    An n-gram has at most eight bytes.
+
+def _long_hashes(text: bytes) -> Iterator[_Hashes]:
+    """The hashes of all long pieces. Those with a digit and with a byte of no word are common."""
+    length = LENGTHS[1]
+    for words, kinds in _windows(text, length, _LONGEST):
+        number = len(words)
+        every = some = kinds[:number]
+        for at in range(1, length):
+            every, some = every & kinds[at : at + number], some | kinds[at : at + number]
+        hashes = _hashed(words, length)
+        wanted = ((every & _WORD | ~some & _DIGIT) > 0) | (hashes & _SAMPLE == 0)
+        digits = np.flatnonzero(every & _DIGIT)
+        wanted[digits] = False
+        yield hashes[wanted]
+        digits = digits[digits <= len(kinds) - _LONGEST]
+        hashes = _hashed(words[digits], _LONGEST)
+        word = kinds[digits + length] & kinds[digits + length + 1] & _WORD
+        yield hashes[(word > 0) | (hashes & _SAMPLE == 0)]
+
+
+def _windows(
+    text: bytes, least: int, most: int
+) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint8]]]:
+    """Eight bytes from each place on at which `least` follow, and the kinds of these bytes.
+
+    Both are of a part of the text; of the next one, `most - 1` bytes follow.
+    """
+    for start in range(0, len(text) - least + 1, _PIECE_BYTES):
+        part = text[start : start + _PIECE_BYTES + most - 1]
+        number = min(len(part) - least + 1, _PIECE_BYTES)
+        words: NDArray[np.uint64] = np.ndarray((number,), "<u8", part + bytes(8), strides=(1,))
+        yield words, _KINDS[np.frombuffer(part, np.uint8)]
+
+
+def _hashed(words: NDArray[np.uint64], length: int) -> _Hashes:
+    """The hashes of the first `length` of these eight bytes."""
+    return (words * _factor(length)) >> np.uint64(64 - _HASH_BITS)
+
+
+def _factor(length: int) -> np.uint64:
+    """Hashes the first `length` of eight bytes; it shifts those out that are too many."""
+    return np.uint64((_HASH << 8 * (8 - length)) % (1 << 64))
+
+
+def taken_slots(text: bytes, length: int, bits: int) -> NDArray[np.uint8]:
+    """An array of `2 ** bits` with 1 for the hash of every substring of `length` bytes.
+
+    A substring has at most eight bytes.
     """
     taken = np.zeros(1 << bits, np.uint8)
-    for hashes in _hashes(text, length):
-        taken[(hashes >> np.uint64(64 - bits)).view(np.int64)] = 1
+    for words, _ in _windows(text, length, length):
+        taken[((words * _factor(length)) >> np.uint64(64 - bits)).view(np.int64)] = 1
     return taken
-
-
-def _hashes(text: bytes, length: int) -> Iterator[NDArray[np.uint64]]:
-    """The hashes of all n-grams of `length` bytes, in no order."""
-    for start in range(0, len(text), _PIECE_BYTES):
-        piece = text[start : start + _PIECE_BYTES + length - 1]
-        number = len(piece) - length + 1
-        padded = piece + bytes(16)
-        # Of the eight bytes that are read, this shifts those out that are too many, and hashes.
-        factor = np.uint64((_HASH << 8 * (8 - length)) % (1 << 64))
-        for phase in range(min(8, number)):
-            count = (number - phase + 7) // 8
-            words = np.frombuffer(padded, "<u8", count, phase)
-            yield words * factor
 
 
 SHARE: Final = 0.08
@@ -127,12 +186,14 @@ SHARE: Final = 0.08
 _FILTERS_SHARE, _MAPS_SHARE = 0.065, 0.015
 PAGE_BYTES: Final = 4_096
 
-_MAGIC: Final = b"TRSKIP03"
+_MAGIC: Final = b"TRSKIP04"
 _FAMILY: Final = b"TRSKIP"
 _SHORT_SHARE: Final = 0.25
 """The part of the index that pieces of four bytes may take: there are far fewer of them."""
-_FULL: Final = 0.6
-_FEWEST_BITS, _MOST_BITS = 10, 22
+_LIGHT, _FULL = 0.35, 0.7
+"""Pieces for each slot: as many slots are made, and a filter with more keeps a sample."""
+_FEWEST_SLOTS: Final = 1 << 10
+_MOST_MEASURED: Final = 1 << 22  # slots, in the first row group
 _HASH_BYTES: Final = 8
 _HEAD_BYTES: Final = len(_MAGIC) + _HASH_BYTES + 4
 _LARGE_BYTES: Final = 64 * PAGE_BYTES
@@ -146,7 +207,7 @@ Read: TypeAlias = Callable[[int, int], bytes]
 class _Filter:
     """A filter of `slots` stored slots, whose pages begin at `at` and end before `end`."""
 
-    bits: int
+    space: int
     slots: int
     at: int
     end: int
@@ -162,9 +223,9 @@ class _Filter:
         return at, min(self.end - at, PAGE_BYTES)
 
     def stored(self, hashes: Sequence[int]) -> list[int]:
-        """The slots of hashed n-grams, as far as they are stored, in the order of the hashes."""
-        shift = 64 - self.bits
-        return [slot for hashed in hashes if (slot := hashed >> shift) < self.slots]
+        """The slots of hashed pieces, as far as they are stored, in the order of the hashes."""
+        slots = [hashed * self.space >> _HASH_BITS for hashed in hashes]
+        return [slot for slot in slots if slot < self.slots]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +277,7 @@ def parse_head(body: bytes, *, size: int) -> IndexHeader:
         raise Damaged("the skip index has other filters")
     for one in header["filters"]:
         begin, at = at, at + _stored_bytes(one["slots"], len(rows))
-        filters.append(_Filter(one["bits"], one["slots"], begin, at))
+        filters.append(_Filter(one["space"], one["slots"], begin, at))
     maps = list[tuple[int, int]]()
     for stored in header["maps"]:
         maps.append((at, stored))
@@ -235,14 +296,14 @@ class SkipIndex:
         self._read = read
 
     def may_hold(self, grams: Grams) -> NDArray[np.bool_]:
-        """For each row group, False only if none of its messages has all the n-grams.
+        """For each row group, False only if none of its messages has all the pieces.
 
         Raises `Damaged` if a page is not as it was written, or is not of this header.
         """
         groups = len(self.rows)
         found, width = (1 << groups) - 1, (groups + 7) // 8 + 1
         in_page, page = _slots_in_page(groups), b""
-        for hashes, one in zip(grams.hashes, self.head.filters, strict=True):
+        for hashes, one in self._filters(grams):
             seen = -1
             for slot in one.stored(hashes):
                 number, within = divmod(slot, in_page)
@@ -259,9 +320,13 @@ class SkipIndex:
     def pages(self, grams: Grams) -> Iterator[tuple[int, int]]:
         """The pages that `may_hold` reads at most, each once: place in the index, and bytes."""
         in_page = _slots_in_page(len(self.rows))
-        for hashes, one in zip(grams.hashes, self.head.filters, strict=True):
+        for hashes, one in self._filters(grams):
             for number in dict.fromkeys([slot // in_page for slot in one.stored(hashes)]):
                 yield one.page(number)
+
+    def _filters(self, grams: Grams) -> Iterator[tuple[Sequence[int], _Filter]]:
+        """The hashes with their filter, that of long pieces first, which leaves out most."""
+        return zip(reversed(grams.hashes), reversed(self.head.filters), strict=True)
 
     def lines(self, group: int) -> LineMap | None:
         """The map of a row group, if it has one. Raises `Damaged`, and what reading it raises."""
@@ -281,18 +346,14 @@ class SkipIndex:
         One may have a map for which the other has no room: two versions of a library may compress
         maps differently.
         """
-        if self.head.coloured != other.head.coloured and not (
-            self.head.coloured and other.head.coloured
-        ):
-            return np.array_equal(self.rows, other.rows)  # one is from before there were marks
         if (
             self.head.coloured != other.head.coloured
             or self.bare != other.bare
             or not np.array_equal(self.rows, other.rows)
         ):
             return False
-        if [(f.bits, f.slots) for f in self.head.filters] != [
-            (f.bits, f.slots) for f in other.head.filters
+        if [(f.space, f.slots) for f in self.head.filters] != [
+            (f.space, f.slots) for f in other.head.filters
         ]:
             return False
         if any(one != two for one, two in zip(self._bits(), other._bits(), strict=True)):
@@ -338,8 +399,8 @@ class Builder:
         most = int(size * _FILTERS_SHARE)
         short = int(most * _SHORT_SHARE)
         self._filters = [
-            _FilterBuilder(length, _most_slots(budget, groups))
-            for length, budget in zip(LENGTHS, (short, most - short), strict=True)
+            _FilterBuilder(LENGTHS[0], _short_hashes, _most_slots(short, groups)),
+            _FilterBuilder(LENGTHS[1], _long_hashes, _most_slots(most - short, groups)),
         ]
 
     def add(
@@ -390,26 +451,29 @@ class Builder:
 
 
 class _FilterBuilder:
-    """A filter of n-grams of one length. The first row group decides its size."""
+    """A filter of the pieces that `hashes` makes. The first row group decides its size."""
 
-    def __init__(self, length: int, most_slots: int) -> None:
+    def __init__(
+        self, length: int, hashes: Callable[[bytes], Iterator[_Hashes]], most_slots: int
+    ) -> None:
         self._length = length
+        self._hashes = hashes
         self._most = most_slots
-        self._bits = 0
+        self._space = 0
         self.slots = 0
         self._groups: list[NDArray[np.uint8]] = []
 
     @property
     def header(self) -> dict[str, int]:
         """The filter's entry in the header of the index."""
-        return {"gram": self._length, "bits": self._bits, "slots": self.slots}
+        return {"gram": self._length, "space": self._space, "slots": self.slots}
 
     def add(self, text: bytes) -> None:
         """Adds a row group's messages, in lower case."""
         if not self._groups:
             self._measure(text)
-        slots = taken_slots(text, self._length, self._bits)[: self.slots]
-        self._groups.append(np.packbits(slots, bitorder="little"))
+        taken = self._taken(text, self._space, self.slots)
+        self._groups.append(np.packbits(taken, bitorder="little"))
 
     def pages(self) -> Iterator[bytes]:
         """The bits of each page: slots one after the other, each with all row groups."""
@@ -420,15 +484,20 @@ class _FilterBuilder:
             yield np.packbits(bits.T, bitorder="little").tobytes()
 
     def _measure(self, text: bytes) -> None:
-        """Chooses the number of slots so that about half are set, and stores as many as fit."""
-        bits = min(max(len(text).bit_length(), _FEWEST_BITS), _MOST_BITS)
-        slots = taken_slots(text, self._length, bits)
-        while bits > _FEWEST_BITS:
-            fewer = slots.reshape(-1, 2).max(axis=1)
-            if fewer.mean() > _FULL:
-                break
-            bits, slots = bits - 1, fewer
-        self._bits, self.slots = bits, min(1 << bits, self._most)
+        """Makes about a third of the slots full; if these are too many, keeps a sample."""
+        slots = min(max(4 * len(text), _FEWEST_SLOTS), _MOST_MEASURED)
+        free = 1 - float(self._taken(text, slots, slots).mean())
+        pieces = -math.log(max(free, 1 / slots)) * slots
+        wanted = -(-max(round(pieces / _LIGHT), _FEWEST_SLOTS) // 8) * 8
+        self.slots = min(wanted, self._most)
+        self._space = max(self.slots, round(pieces / _FULL))
+
+    def _taken(self, text: bytes, space: int, slots: int) -> NDArray[np.bool_]:
+        """Of each stored slot whether a piece of the text has it."""
+        taken = np.zeros(space, np.bool_)
+        for hashes in self._hashes(text):
+            taken[((hashes * np.uint64(space)) >> np.uint64(_HASH_BITS)).view(np.int64)] = True
+        return taken[:slots]
 
 
 def _slots_in_page(groups: int) -> int:

@@ -84,16 +84,21 @@ def test_a_file_is_fetched_in_pieces(lake: Lake, monkeypatch: pytest.MonkeyPatch
     assert lake.run(skip_index.build(lake.store, file)) == whole
 
 
-def test_those_of_an_older_version_are_made_anew(lake: Lake) -> None:
+def test_those_of_an_older_version_stay_until_there_are_new_ones(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lake.limits = ALL
     snapshot = add_files(lake, some(0), some(1))
-    bare = [keys.skip_index(file.path).removesuffix("3") for file in snapshot.files]
-    older = [key + version for key in bare for version in ("", "2")]
-    for key in older:
+    monkeypatch.setattr(skip_index, "_PASS_BYTES", 1)  # a file in each pass
+    bare = [keys.skip_index(file.path).removesuffix("4") for file in snapshot.files]
+    older = {key + version for key in bare for version in ("", "2", "3")}
+    for key in [*older, keys.skip_index("gone.parquet").replace("skip4", "skip3")]:
         lake.run(lake.store.put(key, b"TRSKIP0 and so on"))
-    assert indexed(lake) == 2
-    assert names(lake) == files(snapshot)
-    assert set(lake.keys(keys.SKIP_INDEXES)).isdisjoint(older)
+    for left in (6, 3, 0):
+        assert indexed(lake) == (left > 0)
+        assert names(lake) == files(snapshot)
+        assert len(older & set(lake.keys(keys.SKIP_INDEXES))) == left
+    assert set(lake.keys(keys.SKIP_INDEXES)) == {keys.skip_index(f.path) for f in snapshot.files}
 
 
 def test_small_files_have_none(lake: Lake) -> None:

@@ -114,8 +114,10 @@ def test_no_row_group_with_a_match_lacks_what_is_needed(seed: int) -> None:
 
 
 def test_an_index_finds_a_number_in_each_of_its_spellings_and_leaves_out_others() -> None:
-    index = index_of([[f"k={spelled}"] for spelled in SPELLED])
-    needs = needs_of(Compares(LogfmtField("k"), "=", 12345678.0))
+    digits = "1234567812345678"  # eight on one side of each dot: such pieces are all in an index
+    spelled = [digits, f"{digits}.0", f"+0{digits}", "1.234567812345678e15", "12345678.12345678E8"]
+    index = index_of([[f"k={one}"] for one in [*spelled, f"{digits}0", "4711"]])
+    needs = needs_of(Compares(LogfmtField("k"), "=", float(digits)))
     assert needs is not None
     assert may_hold(needs, index).tolist() == [True] * 6 + [False]
 

@@ -22,7 +22,7 @@ from tests.service.query.world import World, engine_of, search
 from tests.simulation.hand_clock import HandClock
 from tests.waiting import until
 
-NEEDS = cast(Needs, needs_of(Contains("needle-4711")))
+NEEDS = cast(Needs, needs_of(Contains("needle-in-a-haystack")))
 
 
 async def test_it_is_fetched_once_and_tells_what_a_file_tells(tmp_path: Path) -> None:

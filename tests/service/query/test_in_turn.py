@@ -25,14 +25,14 @@ from tests.service.query.test_skipping import batch_at, put_in_table
 from tests.service.query.world import World, engine_of, search
 from tests.waiting import until
 
-NEEDLE = replace(ALL, condition=Contains("needle-4711"))
+NEEDLE = replace(ALL, condition=Contains("needle-in-a-haystack"))
 GROUPS = 10
 
 
 def put(world: World, hour: int) -> None:
     """A file of ten row groups, one of which has the text."""
     lines = [f"{hour} line {n}" for n in range(GROUPS * 100)]
-    lines[777] += " needle-4711"
+    lines[777] += " needle-in-a-haystack"
     put_in_table(world, [batch_at(hour, lines)], group_rows=100)
 
 

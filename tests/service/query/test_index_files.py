@@ -27,8 +27,8 @@ from tests.service.query.test_skipping import alike, altered, rare_word
 from tests.service.query.world import World
 from tests.simulation.hand_clock import HandClock
 
-OTHER = cast(Needs, needs_of(Contains("request of")))
-NEEDS = cast(Needs, needs_of(AnyOf((Contains("needle-4711"), Contains("nowhere to be found")))))
+OTHER = cast(Needs, needs_of(Contains("request")))
+NEEDS = cast(Needs, needs_of(AnyOf((Contains("needle-in"), Contains("nowhere")))))
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ IN_ALL = ("first of all of them", "second in all of them")
 
 
 def index_with(file: TableFile, groups: int, needle_in: int) -> bytes:
-    """An index of so many row groups, of which one has `needle-4711`, and all have `IN_ALL`.
+    """An index of so many row groups, one has `needle-in-a-haystack`, all have `IN_ALL`.
 
     The header of one with another is another.
     """
@@ -87,7 +87,7 @@ def index_with(file: TableFile, groups: int, needle_in: int) -> bytes:
         text = (
             dice.randbytes(4_000)
             + "".join(IN_ALL).encode()
-            + b"needle-4711" * (number == needle_in)
+            + b"needle-in-a-haystack" * (number == needle_in)
         )
         builder.add(needle_in, text, bare=True)
     return builder.finish()

@@ -156,9 +156,9 @@ async def test_a_text_that_only_the_table_may_have_needs_no_database_and_one_tur
 ) -> None:
     world, rng = World(tmp_path), random.Random(3)
     lines = [f"{rng.getrandbits(64):016x} done" for _ in range(2_000)]
-    lines[777] = "needle-4711 is here"
+    lines[777] = "needle-in-a-haystack is here"
     put_in_table(world, [batch_at(0, lines)], group_rows=100)
-    asked = [replace(ALL, condition=Contains(text)) for text in ("needle-4711", "nowhere")]
+    asked = [replace(ALL, condition=Contains(text)) for text in ("needle-in-a-haystack", "nowhere")]
     asked.append(replace(asked[0], limit=1))
     async with engine_of(world) as engine:
         if with_copies:  # without an index
@@ -174,7 +174,7 @@ async def test_a_text_that_only_the_table_may_have_needs_no_database_and_one_tur
             assert turn.call_count == len(asked)
             assert not made
         with statements() as made:
-            two = replace(ALL, condition=Matches("needle-47.1"))
+            two = replace(ALL, condition=Matches("needle-in.a-haystack"))
             assert len((await search(engine, two))[0]) == 1
             assert "found" in made[0]
             assert "read_parquet" not in made[0]
@@ -239,7 +239,7 @@ async def test_of_a_text_that_is_everywhere_only_the_first_row_groups_are_looked
 ) -> None:
     world, rng = World(tmp_path), random.Random(3)
     lines = [f"{rng.getrandbits(64):016x} done" for _ in range(8_000)]
-    lines[::2] = ["needle-4711 is here"] * len(lines[::2])
+    lines[::2] = ["needle-in-a-haystack is here"] * len(lines[::2])
     put_in_table(world, [batch_at(0, lines)], group_rows=400)
     request = replace(ALL, condition=Contains("needle"))
     async with engine_of(world) as engine:
@@ -256,7 +256,7 @@ async def test_of_files_without_copies_those_with_the_text_everywhere_are_not_lo
 ) -> None:
     world, rng = World(tmp_path), random.Random(3)
     lines = [f"{rng.getrandbits(64):016x} done" for _ in range(2_000)]
-    lines[::50] = ["needle-4711 is here"] * 40
+    lines[::50] = ["needle-in-a-haystack is here"] * 40
     put_in_table(world, [batch_at(0, lines)], group_rows=300)
     await world.index()
     request = replace(ALL, condition=Contains("needle"))
@@ -271,10 +271,10 @@ async def test_of_files_all_row_groups_are_looked_at_that_the_index_leaves(
 ) -> None:
     world, rng = World(tmp_path), random.Random(3)
     lines = [f"{rng.getrandbits(64):016x} done" for _ in range(2_000)]
-    lines[50::500] = ["needle-4711 is here"] * 4
+    lines[50::500] = ["needle-in-a-haystack is here"] * 4
     put_in_table(world, [batch_at(0, lines)], group_rows=100)
     await world.index()
-    request = replace(ALL, condition=Contains("needle-4711"))
+    request = replace(ALL, condition=Contains("needle-in-a-haystack"))
     async with engine_of(world) as engine:
         made, looked = await watched(engine, world, request, monkeypatch)
         assert (made, looked) == ([], [])  # they are decoded
@@ -285,7 +285,7 @@ async def test_of_copies_no_row_group_with_the_text_is_decoded(
 ) -> None:
     world, rng = World(tmp_path), random.Random(3)
     lines = [f"{rng.getrandbits(64):016x} done" for _ in range(2_000)]
-    lines[::10] = ["needle-4711 is here"] * 200
+    lines[::10] = ["needle-in-a-haystack is here"] * 200
     put_in_table(world, [batch_at(0, lines)], group_rows=300)
     request = replace(ALL, condition=Contains("needle"))
     async with engine_of(world) as engine:
@@ -326,10 +326,10 @@ async def test_what_is_beyond_a_limit_is_left_to_duckdb(
     world = World(tmp_path)
     lines = [f"other {number % 7}" for number in range(1_000)]
     for first in (250, 600):
-        lines[first : first + 20] = [f"needle-4711 {number:040}" for number in range(20)]
+        lines[first : first + 20] = [f"needle-in-a-haystack {number:040}" for number in range(20)]
     put_in_table(world, [batch_at(0, lines)], group_rows=50)
     await world.index()
-    request = replace(ALL, condition=Contains("needle-4711"))
+    request = replace(ALL, condition=Contains("needle-in-a-haystack"))
     async with engine_of(world) as engine:
         if with_copies:
             await copied(engine, 1)
@@ -380,7 +380,7 @@ async def test_it_ends_between_two_row_groups(tmp_path: Path) -> None:
     world, rng = World(tmp_path), random.Random(6)
     lines = [f"{rng.getrandbits(64):016x} done" for _ in range(2_000)]
     put_in_table(world, [batch_at(0, lines)], group_rows=10)
-    request = replace(ALL, condition=Contains("needle-4711"))
+    request = replace(ALL, condition=Contains("needle-in-a-haystack"))
     async with engine_of(world) as engine:
         await copied(engine, 1)
         looked = 0

@@ -40,7 +40,7 @@ async def three_hours(tmp_path: Path) -> World:
     world = World(tmp_path)
     for hour in range(3):
         at = ulid.lowest_at(NOW_MS - hour * HOUR_MS)
-        put_in_table(world, [(RUN, at, f"needle-4711 of {hour}\n".encode() * GROUP_ROWS)])
+        put_in_table(world, [(RUN, at, f"needle-in-a-haystack of {hour}\n".encode() * GROUP_ROWS)])
     await world.index()
     return world
 
@@ -115,7 +115,7 @@ async def test_the_system_is_told_which_row_groups_will_be_read(
 ) -> None:
     world, rng = World(tmp_path), random.Random(3)
     lines = [f"{rng.getrandbits(64):016x} done" for _ in range(2_000)]
-    lines[50], lines[1_950] = "needle-4711 is here", "needle-4711 is there"
+    lines[50], lines[1_950] = "needle-in-a-haystack is here", "needle-in-a-haystack is there"
     put_in_table(world, [batch_at(0, lines)], group_rows=100)
     await world.index()
     told = list[tuple[int, int]]()
@@ -125,7 +125,7 @@ async def test_the_system_is_told_which_row_groups_will_be_read(
             told.append((begin, size))
 
     monkeypatch.setattr(os, "posix_fadvise", noting)
-    request = replace(ALL, condition=Contains("needle-4711"))
+    request = replace(ALL, condition=Contains("needle-in-a-haystack"))
     async with engine_of(world) as engine:
         assert (await search(engine, request))[0] == world.expected(request)
         (file,) = files_of(world)
@@ -205,14 +205,14 @@ async def test_a_search_that_ends_early_looks_for_no_more(
         assert len(cancelled) == 1  # the second hour's
 
 
-@pytest.mark.parametrize(("text", "expected"), [("needle-4711", 2), ("done in", 4)])
+@pytest.mark.parametrize(("text", "expected"), [("needle-in-a-haystack", 2), ("done in", 4)])
 async def test_a_tile_has_the_hours_of_which_indexes_leave_little(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: int
 ) -> None:
     world, rng = World(tmp_path), random.Random(3)
     for hour in range(4):
         lines = [f"{rng.getrandbits(64):016x} done in {n}" for n in range(1_000)]
-        lines[50 * hour + 7] = "needle-4711 is here, done in 7"
+        lines[50 * hour + 7] = "needle-in-a-haystack is here, done in 7"
         at = ulid.lowest_at(NOW_MS - hour * HOUR_MS)
         put_in_table(world, [(RUN, at, "\n".join(lines).encode() + b"\n")], group_rows=50)
     sizes = [file.size for file in await world.index()]

@@ -101,10 +101,10 @@ async def test_searches_find_what_they_find_without_an_index(tmp_path: Path, see
 
 
 async def rare_word(world: World) -> TableFile:
-    """A file of a hundred row groups, of which two have the word `needle-4711`."""
+    """A file of a hundred row groups, of which two have the word `needle-in-a-haystack`."""
     rng = random.Random(5)
     lines = [f"request {rng.getrandbits(64):016x} done" for _ in range(100 * GROUP_ROWS)]
-    lines[17 * GROUP_ROWS + 3] = lines[60 * GROUP_ROWS] = "needle-4711 is here"
+    lines[17 * GROUP_ROWS + 3] = lines[60 * GROUP_ROWS] = "needle-in-a-haystack is here"
     put_in_table(world, [batch_at(0, lines)])
     (file,) = await world.index()
     return file
@@ -119,7 +119,7 @@ async def alike(world: World, file: TableFile, number: int) -> list[TableFile]:
     return files
 
 
-RARE = QueryRequest(condition=Contains("needle-4711"))
+RARE = QueryRequest(condition=Contains("needle-in-a-haystack"))
 
 
 async def test_what_cannot_match_is_not_read(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ async def test_too_many_ranges_are_read_as_whole_files(
     for number in range(3):
         lines = [f"request {rng.getrandbits(64):016x} done" for _ in range(40 * GROUP_ROWS)]
         for place in range(2 * number + 1):
-            lines[place * 6 * GROUP_ROWS] = "needle-4711 is here"
+            lines[place * 6 * GROUP_ROWS] = "needle-in-a-haystack is here"
         put_in_table(world, [batch_at(number, lines)])
     await world.index()
     async with engine_of(world) as engine:

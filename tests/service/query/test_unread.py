@@ -116,8 +116,8 @@ async def test_the_next_batch_is_found_while_the_client_has_one(tmp_path: Path) 
 def then_endless(root: Path) -> tuple[World, QueryRequest]:
     """A search that finds a batch, and then never another, nor its end."""
     world = endless(root)
-    put_in_table(world, [batch_at(0, ["needle-4711"])])
-    return world, replace(ALL, condition=Contains("needle-4711"), descending=False)
+    put_in_table(world, [batch_at(0, ["needle-in-a-haystack"])])
+    return world, replace(ALL, condition=Contains("needle-in-a-haystack"), descending=False)
 
 
 async def test_what_is_looked_for_ahead_holds_up_nobody(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ async def test_a_pause_ends_what_is_looked_for_ahead_between_two_row_groups(
     world, looked = World(tmp_path), list[Any]()
     for hour, groups in ((0, 1), (1, 3)):
         at = ulid.lowest_at(NOW_MS - hour * HOUR_MS)
-        put_in_table(world, [(RUN, at, b"needle-4711\n" * groups * GROUP_ROWS)])
+        put_in_table(world, [(RUN, at, b"needle-in-a-haystack\n" * groups * GROUP_ROWS)])
     await world.index()
     second, may_go_on, candidates = threading.Event(), threading.Event(), Prefilter.candidates
 
