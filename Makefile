@@ -46,7 +46,7 @@ dev: ## Make .venv with the tools for tests and checks
 test: dev ## All tests that this machine can run, PROCESSES=4; CI=true: leaving one out is a failure
 	@$(PY) -m pytest --numprocesses $(PROCESSES) --dist worksteal $(ARGS)
 
-check: dev $(NPM) ## Lint, types, layers, the page's files, the documents' links and sentences, Dockerfile, compose file, uvicorn's newest release
+check: dev $(NPM) ## Lint, types, layers, the page's files, the documents' links, sentences of documents and messages, Dockerfile, compose file, uvicorn's newest release
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
 	@.venv/bin/lint-imports --no-logo

@@ -216,7 +216,7 @@ class LeasedAssignment:
             return False
         now = patience.clock.monotonic()
         if self._since is None:
-            log.info("waiting for what other compactors hand over")
+            log.info("waiting for nodes that other compactors hand over")
             self._since = now
         if now - self._since >= patience.seconds:
             return False
@@ -297,11 +297,7 @@ _SHARDS = 1
 
 @asynccontextmanager
 async def open_assigner(
-    settings: CompactorSettings,
-    store: ObjectStore,
-    clock: Clock,
-    entropy: Entropy,
-    fs: FileSystem,
+    settings: CompactorSettings, store: ObjectStore, clock: Clock, entropy: Entropy, fs: FileSystem
 ) -> AsyncIterator[Assigner]:
     """The assigner of the settings during the block. Raises `InvalidInput`, `StoreUnavailable`."""
     coordination = settings.source_coordination

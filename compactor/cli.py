@@ -52,7 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--every",
         metavar="TIME",
         type=seconds,
-        help="keep compacting with this pause, as in 5m (default: once)",
+        help="keep compacting with this pause, such as 5m (default: once)",
     )
     parser.add_argument(
         "--dry-run",
@@ -62,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--wait",
         action="store_true",
-        help="wait for other compactors that have the work, then do what they leave",
+        help="wait for other compactors that have the work, then do the rest",
     )
     parser.add_argument(
         "--erase",
@@ -74,14 +74,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     lines.add_argument(
         "--json",
         action="store_true",
-        help="print a line of JSON on stdout for each pass, also for one without work"
-        " and on a terminal; with --dry-run: what a pass would do",
+        help="print a JSON line on stdout for each pass, even without work and on a terminal;"
+        " with --dry-run: the plan of a pass",
     )
     lines.add_argument("--quiet", action="store_true", help="no lines of JSON, no progress bar")
     parser.add_argument(
         "--log-format",
         choices=["text", "json"],
-        help="the log on stderr: for people, or a line of JSON each (default: text)",
+        help="format of the log on stderr: text, or one JSON object per line (default: text)",
     )
     parser.add_argument("--metrics-file", metavar="FILE", help="see `compaction.metrics_file`")
     parser.add_argument("--push-gateway", metavar="URL", help="see `compaction.push_gateway`")
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     flags = parser.parse_args(arguments)
     if flags.wait and flags.every is not None:
-        parser.error("--wait is for a single pass; with --every there is always another one")
+        parser.error("--wait is for a single pass; --every runs pass after pass")
     if flags.erase and flags.every is not None:
         parser.error("--erase is for a single pass")
     configure_log(flags.log_format or "text", sys.stderr)

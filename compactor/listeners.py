@@ -339,7 +339,7 @@ class PushGateway:
         return Unavailable(
             f"the push gateway {self._url.scheme}://{self._url.netloc.decode()} did not take the"
             f" metrics: {reason}",
-            hint="See that compaction.push_gateway is its address, as http://host:9091.",
+            hint="Set compaction.push_gateway to its address, such as http://host:9091.",
         )
 
 

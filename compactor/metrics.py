@@ -76,8 +76,8 @@ _COUNTED: Final = {
 PASSES: Final = Metric(
     f"{_OWN}passes",
     "counter",
-    "Passes: `done`, `alarmed` (done as far as possible), `failed` (broken"
-    " off by an error), `stopped` (by a signal).",
+    "Passes by outcome: `done`, `alarmed` (done as far as possible), `failed` (ended by an"
+    " error), `stopped` (by a signal).",
     ("outcome",),
 )
 PHASE_SECONDS: Final = Metric(
@@ -99,34 +99,29 @@ _OKLOG: Final = {
     "files_rewritten": Metric(
         "tailrace_store_trashed_segments",
         "counter",
-        "Table files that others replaced. A failure breaks the pass off and is counted there.",
+        "Table files that were replaced. A failure ends the pass and is counted there.",
         ("success",),
     ),
     "segments_removed": Metric(
         "tailrace_store_purged_segments",
         "counter",
-        "Segments removed that nobody needs any more. A failure breaks the pass off.",
+        "Removed segments that nothing needs any more. A failure ends the pass.",
         ("success",),
     ),
 }
 """OK Log's counters, by the report's fields."""
-COUNTERS: Final = (
-    PASSES,
-    PHASE_SECONDS,
-    *_COUNTED.values(),
-    *_OKLOG.values(),
-    COMPACT_SECONDS,
-)
+COUNTERS: Final = (PASSES, PHASE_SECONDS, *_COUNTED.values(), *_OKLOG.values(), COMPACT_SECONDS)
 _GAUGES: Final = {
-    "lag_segments": "Segments that are not yet in the table, as of the last look.",
+    "lag_segments": "Segments that are not yet in the table, at the last check.",
     "lag_bytes": "Bytes of these segments, as stored.",
     "lag_seconds": "Age of the oldest of these segments at that time.",
     "nodes_held_elsewhere": "Nodes with segments to ingest that another compactor works on.",
     "hours_held_elsewhere": "Hours to be rewritten that another compactor works on.",
-    "segments_left_out": "Damaged segments whose lines the table lacks until somebody decides.",
+    "segments_left_out": "Damaged segments whose lines are missing in the table until an"
+    " operator repairs them or gives them up.",
     "deletions_waiting": "Deletions whose rows may still be in files of the table.",
-    "alarms": "Alarms of the last pass, which need a person; its log has them.",
-    "running": "1 while a pass is under way.",
+    "alarms": "Alarms of the last pass, which need an operator; the compactor's log lists them.",
+    "running": "1 while a pass runs.",
     "pass_seconds": "Time that the last pass took.",
     "failures_in_a_row": "Passes that failed since the last success.",
     "success_timestamp_seconds": "When the last successful pass ended, in Unix time.",
@@ -272,7 +267,7 @@ class Textfile:
     def _failed(self, error: OSError) -> Unavailable:
         return Unavailable(
             f"the metrics file {self._path} cannot be written: {error.strerror}",
-            hint="Name another one in compaction.metrics_file, or none.",
+            hint="Name another file in compaction.metrics_file, or leave it empty.",
         )
 
 

@@ -273,8 +273,8 @@ class Order:
 
 def _gap(node: str, last: int, behind: ListedSegment) -> str:
     return (
-        f"segment {last + 1} of {node} is missing, so {behind.seq} and what follows cannot be"
-        " ingested; if the node's disk still has it, start the node"
+        f"segment {last + 1} of {node} is missing, so {behind.seq} and later segments cannot be"
+        f" ingested; if the node's disk still has it, start the node"
     )
 
 

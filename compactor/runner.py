@@ -65,7 +65,7 @@ async def once(
         left = await ingest_all(compactor, report, gather=gather)
         if backlog is not None:
             backlog.note(left=left)
-    with turns.turn("looking for what is left out"):
+    with turns.turn("looking for segments to skip"):
         found = await find_left_out(compactor.store)
         report.left_out = found.segments
         for alarm in found.alarms:

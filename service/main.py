@@ -111,7 +111,7 @@ def _check_folder(data: str) -> None:
     if not there.is_dir():
         raise InvalidInput(
             f"the data folder {data} cannot be made: {there} is a file",
-            hint="Name another folder with --data.",
+            hint="Choose another folder with --data.",
         )
 
 
@@ -265,8 +265,8 @@ def _left_behind(settings: Settings, node: AnyNode) -> int:
     named = ", ".join([f"{key.fqn}/{key.run}" for key in list(left)[:_RUNS_NAMED]])
     others = len(left) - _RUNS_NAMED
     log.error(
-        "%d lines wait in the journal and are nowhere else: keep %s, the next start on it brings"
-        " them on. They are of %s",
+        "%d lines are only in the journal: keep %s, and the next start on it stores them. They"
+        " are of %s",
         sum(left.values()),
         _journal_of(settings),
         named if others <= 0 else f"{named}, and {others} other runs",
@@ -314,8 +314,8 @@ def _tell_torn(node: AnyNode) -> None:
     """Logs torn tails: they were never acknowledged, but a failing disk looks the same."""
     for tail in node.recovered.torn if isinstance(node, Node) else ():
         log.info(
-            "%s: %d bytes at %d do not read and were moved into aside/: a write that a crash broke"
-            " off, or damage there",
+            "%s: %d bytes at %d cannot be read and were moved into aside/: an interrupted write,"
+            " or damage",
             *(tail.file, tail.size, tail.offset),
         )
 

@@ -158,7 +158,7 @@ log = logging.getLogger(__name__)
 
 _START_SECONDS = 10.0  # the longest wait of a batch for a node that is starting again
 _RELEASE_SECONDS = 5.0
-_ELSEWHERE = "Send it to another node, or later."
+_ELSEWHERE = "Send it to another node, or try again later."
 _CLOSE_AGAIN = (
     "Close the run again after the time in Retry-After, here or at another node. "
     "A second close does no harm."
@@ -570,7 +570,7 @@ def _taken_over(identity: NodeIdentity, journal: Journal) -> TakenOver:
     return tuple([(f.ulid, f.first_pos, f.end_pos) for f in files if f.end_pos > identity.base])
 
 
-ONLY_READS: Final = "this node only reads (server.role is query)"
+ONLY_READS: Final = "this node accepts no lines (server.role is query)"
 ELSEWHERE: Final = "Send it to a node of another role."
 
 
@@ -617,8 +617,8 @@ class HasJournal(Conflict):
     """The data folder of a node that only reads holds a journal."""
 
     hint = (
-        "Give it a data folder of its own. The lines of this one are brought into the store by a"
-        " start with --role all."
+        "Give it a data folder of its own. To store the lines of this one, start it with --role"
+        " all."
     )
 
 

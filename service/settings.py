@@ -335,9 +335,8 @@ class JournalSettings(Section):
     )
     reserve_bytes: BytesOrZero = Field(
         default=4 * MIB,
-        description="Disk space reserved for starts and deletions on a full disk: twice this "
-        "size on the disk of the data folder, and on the disk of a folder store; 0: "
-        "none",
+        description="Disk space reserved for starts and deletions on a full disk: twice this"
+        " size on the disks of the data folder and of a folder store; 0: none",
     )
     fast_sync_seconds: float = Field(
         default=1, gt=0, description="A batch sent as `fast` is synced after at most this time"
@@ -345,9 +344,8 @@ class JournalSettings(Section):
     erase_seconds: float = Field(
         default=60,
         ge=0,
-        description="After a deletion the journal begins a new file within this time, so that "
-        "the file with the deleted lines can be removed; deletions within this time "
-        "share one new file",
+        description="After a deletion the journal begins a new file within this time, so that"
+        " the old file can be removed; deletions within this time share one new file",
     )
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ import yaml
 
 from compactor.metrics import METRICS as COMPACTORS
 from docs import generate
+from docs.prose import find_hard_messages
 from service.doors.settings import DOORS
 from service.http.app import documented
 from service.http.errors import classify
@@ -141,3 +142,22 @@ def test_decisions_are_numbered_and_say_what_was_rejected() -> None:
         for part in ("## Decision", "## Reasons", "## Rejected"):
             assert part in text, f"{page.name} has no {part}"
     assert numbers == sorted(set(numbers))  # branches that land later fill the gaps
+
+
+def test_messages_that_are_hard_to_read_are_found() -> None:
+    long = " ".join(["word"] * 31)
+    source = f'''
+"""Those that are told {long}."""
+raise Conflict(f"{{name}} is held", hint="Stop those that hold it.")
+log.warning("{long}")
+counter("runs", "Runs of which nobody heard.", help="Who closed it is unknown.")
+setting("plain", description="The time until a run is closed.")
+print("of which")
+'''
+    found = [(one.line, one.kind, one.words) for one in find_hard_messages("m.py", source)]
+    assert found == [
+        (3, "message with 'those that'", 5),
+        (4, "message", 31),
+        (5, "message with 'of which'", 5),
+        (5, "message with 'Who c'", 5),
+    ]

@@ -200,7 +200,7 @@ def failing() -> Iterator[None]:
         yield
     except (PySparkException, Py4JError, ConnectionError) as error:  # the last: the JVM is gone
         raise Unavailable(
-            f"Spark failed: {reason(error)}", hint="Its own messages stand above this one."
+            f"Spark failed: {reason(error)}", hint="Spark's own messages are above this one."
         ) from error
 
 
@@ -350,8 +350,7 @@ def _with_held(
     low, high = ulid.encode(work.low), ulid.encode(work.high)
     keys = read(spark, work.held).where(F.col("ulid").between(low, high))
     both = lines.withColumn("held", F.lit(False)).unionByName(
-        keys.select(*KEY, F.lit(True).alias("held")),
-        allowMissingColumns=True,
+        keys.select(*KEY, F.lit(True).alias("held")), allowMissingColumns=True
     )
     held_first = [F.col("ulid"), F.col("held").desc()]
     return once(_by_buckets(both, work), held_first, looked_at).where(~F.col("held"))

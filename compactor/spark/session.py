@@ -195,14 +195,14 @@ log = logging.getLogger("tailrace.compactor")
 
 _NO_JAVA: Final = "Compaction needs Java 17 or newer, found by JAVA_HOME or PATH."
 _NO_JVM: Final = (
-    "Its own messages stand above this one. The usual reason is a heap that is too small, or larger"
-    " than the memory: `compaction.driver_memory` is {}."
+    "Spark's own messages are above this one. The usual cause is a heap that is too small, or"
+    " larger than the memory: `compaction.driver_memory` is {}."
 )
 _NO_JARS: Final = (
     " On S3, Spark also needs jars that it fetches at its first start;"
     " `python -m compactor.spark.s3 FOLDER` fetches them once, for `compaction.jars`."
 )
-_NO_START: Final = "Its own messages stand above this one."
+_NO_START: Final = "Spark's own messages are above this one."
 _HEAP: Final = "INVALID_DRIVER_MEMORY"
 _SMALL_HEAP: Final = "Raise `compaction.driver_memory`, which is {}."
 _SUBMITTED: Final = "local[*]"  # the value of spark-submit if no master was given
@@ -211,7 +211,7 @@ _SHARE_IT: Final = (
     "Mount the store's folder at the same path on the driver's machine and those of all"
     " executors, or keep the store on S3."
 )
-_NO_PYSPARK: Final = "Install pyspark 4.1.1 beside this program."
+_NO_PYSPARK: Final = "Install pyspark 4.1.1 in the environment of this program."
 
 
 class Session:
@@ -314,7 +314,7 @@ class Session:
 
         if lives(self._spark):
             return False
-        log.warning("Spark is gone; another one is started")
+        log.warning("Spark ended; starting it again")
         return True
 
     @contextmanager
@@ -470,8 +470,7 @@ def check_rows(folder: str, written: int) -> None:
         ) from error
     if found != written:
         raise Unavailable(
-            f"executors wrote {written} rows, and {found} of them are in {folder}",
-            hint=_SHARE_IT,
+            f"executors wrote {written} rows, and {found} of them are in {folder}", hint=_SHARE_IT
         )
 
 

@@ -119,7 +119,7 @@ export async function get(path: string, params: Params = {}, signal?: AbortSigna
     }
     if (!reply.ok) throw await problem(reply);
     if (/^text\/html/.test(reply.headers.get("content-type") ?? "")) {
-      throw new Problem(502, "A page came in place of an answer of the service, as from a proxy that asks for a login.", "Load this page again.");
+      throw new Problem(502, "A web page came instead of the service's answer. Perhaps a proxy asks for a login.", "Load this page again.");
     }
     return reply;
   }

@@ -96,7 +96,7 @@ export async function changes(fqn: string, run: string, good: string, signal: Ab
     const after = await hand(comparer, "run", runOf(fqn, run), signal, (chars) => progress(before.chars + chars));
     const found = after.result!;
     const limits = [
-      before.whole ? "" : `Only the beginning of ${good} was read, so some of these may be in its rest.`,
+      before.whole ? "" : `Only the beginning of ${good} was read, so the rest may contain some of these lines.`,
       after.whole ? "" : "Only the beginning of this run was compared.",
       found.kinds.length < MOST_KINDS ? "" : `Only the first ${MOST_KINDS} kinds are listed.`,
     ];

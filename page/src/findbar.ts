@@ -46,8 +46,8 @@ export class FindBar {
       button("↑", "Match before (Shift-Enter, N)", () => this.step(false)),
       button("↓", "Next match (Enter, n)", () => this.step(true)),
       this.said,
-      button("Only matches", "List only what matches", () => this.only()),
-      button("Download matches", "Save what matches as a file", () => this.save(), "wide"),
+      button("Only matches", "List only matches", () => this.only()),
+      button("Download matches", "Save the matches as a file", () => this.save(), "wide"),
       button("✕", "Close (Esc)", () => this.close()),
     );
     this.input.addEventListener("keydown", (event) => {
@@ -122,7 +122,7 @@ export class FindBar {
       let hit = await this.finder.next(q, from, forward, signal);
       if (!hit && from) {
         hit = await this.finder.next(q, null, forward, signal);
-        if (hit) toast(forward ? "Past the last match: on to the first." : "Before the first match: on to the last.");
+        if (hit) toast(forward ? "Past the last match: continuing at the first." : "Before the first match: continuing at the last.");
       }
       if (hit) {
         this.at = hit.ulid;

@@ -99,7 +99,7 @@ export const kindOf = (run: RunDetails): string => (run.outcome === "succeeded" 
 const wordOf = (run: RunDetails): string => (run.outcome === "unknown" ? "ended without outcome" : kindOf(run));
 
 export function badge(run: RunDetails, href?: string): HTMLElement {
-  return h(href ? "a" : "span", { class: `badge ${kindOf(run)}`, href, title: run.outcome === "lost" ? "Its client gave no sign of life for too long. The run goes on if it is heard of again." : undefined }, wordOf(run));
+  return h(href ? "a" : "span", { class: `badge ${kindOf(run)}`, href, title: run.outcome === "lost" ? "Its client gave no sign of life for too long. The run continues when the client reports again." : undefined }, wordOf(run));
 }
 
 /** How long a run took, and from what that is known. */
@@ -173,7 +173,7 @@ function welcome(): HTMLElement {
     "div",
     { class: "welcome" },
     h("h2", {}, "Nothing was written yet"),
-    h("p", {}, "A pipeline is here as soon as it sends its first line. Try it, in a terminal:"),
+    h("p", {}, "A pipeline appears here when it sends its first line. Try it, in a terminal:"),
     h("code", { tabindex: "0" }, command),
     navigator.clipboard ? copy : null,
     rights ? h("p", { class: "note" }, "TAILRACE_TOKEN is a token with the scope ingest.") : null,
@@ -191,7 +191,7 @@ export class PipelineList extends List {
 
   constructor(name: string) {
     super();
-    this.filter = h("input", { type: "search", "aria-label": "Pipelines whose names begin so", placeholder: "Name begins with…  (* is any text)", value: name });
+    this.filter = h("input", { type: "search", "aria-label": "Pipelines whose names begin with this", placeholder: "Name begins with…  (* is any text)", value: name });
     this.filter.addEventListener("input", () => {
       history.replaceState(null, "", link("", [], { name: this.filter.value }));
       void this.renew();
@@ -218,7 +218,7 @@ export class PipelineList extends List {
     const more = found.after ? ` The first ${plural(names.length, "pipeline")} are shown: type a name.` : "";
     const empty = !names.length && !this.filter.value;
     this.filters.hidden = empty;
-    if (!empty) this.note.textContent = [names.length ? more : "No pipeline has such a name.", lacking(found)].join(" ").trim();
+    if (!empty) this.note.textContent = [names.length ? more : "No pipeline has this name.", lacking(found)].join(" ").trim();
     else if (!this.note.querySelector("code")) this.note.replaceChildren(welcome());
   }
 
@@ -265,7 +265,7 @@ export class Runs extends List {
       return select;
     };
     this.controls = {
-      name: h("input", { type: "search", "aria-label": "Runs whose ids begin so", placeholder: "Run begins with…", value: params.get("name") ?? "" }),
+      name: h("input", { type: "search", "aria-label": "Runs whose ids begin with this", placeholder: "Run begins with…", value: params.get("name") ?? "" }),
       state: choose("state", STATES),
       outcome: choose("outcome", OUTCOMES),
     };
@@ -291,7 +291,7 @@ export class Runs extends List {
   protected async load(): Promise<void> {
     const found = await json<RunList>(logsOf(this.fqn), { ...this.wanted(), limit: this.limit }, this.closing.signal);
     this.more.hidden = found.after === null;
-    const none = Object.values(this.wanted()).some(Boolean) ? "No run is so. Change the filters above." : "There is no such pipeline, or it has no runs yet. It is here as soon as it sends its first line.";
+    const none = Object.values(this.wanted()).some(Boolean) ? "No run matches. Change the filters above." : "There is no such pipeline, or it has no runs yet. It appears here when it sends its first line.";
     this.note.textContent = [found.details.length ? "" : none, lacking(found)].join(" ").trim();
     this.show(
       together(found.details).map((attempts) => {

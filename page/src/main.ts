@@ -23,7 +23,7 @@ const KEYS: [string, string][] = [
   ["G or End", "to the last line, and follow"],
   ["j, k, arrows", "a line down, a line up"],
   ["Space, Page keys", "a page"],
-  ["c, C", "what is new since the last success: next, before"],
+  ["c, C", "new lines since the last success: next, previous"],
   ["a", "side by side with the attempt or run before"],
   ["w", "wrap long lines"],
   ["t", "show times"],
@@ -67,7 +67,7 @@ function keys(): void {
 function ask(refused: boolean): Promise<string> {
   return new Promise((resolve) => {
     const input = h("input", { type: "password", name: "token", required: true, autocomplete: "off", "aria-label": "Token" });
-    const form = h("form", { method: "dialog" }, h("h2", {}, "This service asks for a token"), h("p", {}, refused ? "It did not take the last one. It may have expired: paste another." : "Paste yours. It is kept for this tab only, and goes when the tab is closed."), input, h("button", { type: "submit", class: "primary" }, "Log in"), h("p", { class: "note" }, "Whoever runs the service makes tokens with “tailrace token make”. Reading logs needs the scope read."));
+    const form = h("form", { method: "dialog" }, h("h2", {}, "This service asks for a token"), h("p", {}, refused ? "It did not take the last one. It may have expired: paste another." : "Paste yours. It is kept for this tab only, until you close it."), input, h("button", { type: "submit", class: "primary" }, "Log in"), h("p", { class: "note" }, "The service's operator makes tokens with “tailrace token make”. Reading logs needs the scope read."));
     input.addEventListener("input", () => input.setCustomValidity(""));
     const dialog = h("dialog", { class: "details login", "aria-label": "Log in" }, form);
     dialog.addEventListener("cancel", (event) => event.preventDefault());

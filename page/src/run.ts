@@ -168,7 +168,7 @@ export class RunView {
         this.element.classList.add("nothing");
         this.empty.hidden = false;
         this.empty.textContent = text;
-        if (status === 404) sayIn(this.empty, `There is no pipeline “${this.fqn}” here yet. The page shows the run as soon as it begins. If it should be here, look whether the names in the address are right.`, "All pipelines", () => (location.hash = "#/"));
+        if (status === 404) sayIn(this.empty, `There is no pipeline “${this.fqn}” here yet. The page shows the run as soon as it begins. If you expected it, check the names in the address.`, "All pipelines", () => (location.hash = "#/"));
         if (status === 403) {
           this.status.textContent = "no access";
           sayIn(this.empty, text, "Use another token", () => void logInAnew());
@@ -248,7 +248,7 @@ export class RunView {
     this.silence = lines.silence;
     if (turned || (!document.hidden && lines.connection === "live" && performance.now() - this.looked > LOOK_MS)) void this.look();
     this.empty.hidden = lines.total > 0;
-    if (!lines.total) this.empty.textContent = lines.connection === "ended" ? "This run is over and has no lines." : "This run has no lines yet. They are here as soon as they are written. If it should have some, look whether the names of pipeline and run in the address are right.";
+    if (!lines.total) this.empty.textContent = lines.connection === "ended" ? "This run is over and has no lines." : "This run has no lines yet. They appear when they are written. If you expected some, check the names of pipeline and run in the address.";
     if (lines.refusal && !this.refused) toast(`${lines.refusal} The page shows what it has read.`);
     this.refused = !!lines.refusal;
     this.status.replaceChildren(...statusOf(lines, this.beside ? null : this.known));

@@ -236,7 +236,7 @@ export class Search {
     const turns = new Turns(signal);
     let cursor: string | undefined;
     let came = 0;
-    this.said.textContent = "Following what matches, in all runs. Newest first.";
+    this.said.textContent = "Following matches in all runs. Newest first.";
     for (let failures = 0; !signal.aborted; failures++) {
       try {
         const { from: _, to: __, time: ___, ...params } = this.query();
@@ -255,7 +255,7 @@ export class Search {
             }
             this.mark();
             while (this.hits.childElementCount > MOST_LIVE) this.hits.lastElementChild?.remove();
-            this.said.textContent = `Following what matches, in all runs: ${plural(came, "record")}. Newest first.`;
+            this.said.textContent = `Following matches in all runs: ${plural(came, "record")}. Newest first.`;
           }
         });
       } catch (error) {

@@ -107,7 +107,7 @@ class Access:
         try:
             rules = read(self.path)
         except InvalidInput as error:
-            self._problem = f"{error}; the rules before are in use"
+            self._problem = f"{error}; the previous rules stay in use"
             return False
         self._use(rules)
         self._problem = ""
@@ -170,7 +170,7 @@ class Access:
         if len(given) == 1:
             return self.bearer(given[0])
         if given:
-            raise NotAuthenticated("Authorization is there twice", hint="Send it once.")
+            raise NotAuthenticated("the header Authorization is given twice", hint="Send it once.")
         found = self._by_proxy(headers, peer)
         if found is None:
             raise _no_token()
@@ -217,7 +217,7 @@ class Access:
             header, name = unverified(token)
             issuer = self._issuers.get(name)
             if issuer is None:
-                raise NotAuthenticated("the token is of an issuer that the rules do not name")
+                raise NotAuthenticated("the token's issuer is not in the rules")
             return issuer.identify(token, header)
         except (TailraceError, KeysNeeded):
             raise
@@ -337,7 +337,7 @@ def _quota(rule: TokenRule, before: Mapping[str, _Token]) -> Quota | None:
 
 
 def _no_token() -> NotAuthenticated:
-    error = NotAuthenticated("this service wants a token")
+    error = NotAuthenticated("this service needs a token")
     error.invalid = False
     return error
 

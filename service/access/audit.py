@@ -62,7 +62,7 @@ class AuditLog:
         if self.problem:
             raise Unavailable(
                 f"the audit log cannot be written: {self.problem}",
-                hint="Nothing was done. See access.audit_log.",
+                hint="Nothing was done. Check access.audit_log.",
             )
 
     def note(self, event: str, **fields: Any) -> None:

@@ -410,7 +410,7 @@ class ProxyRule(PeopleRules):
             except ValueError as error:
                 raise ValueError(f"{one!r} is neither an address nor a network: {error}") from error
             if network.prefixlen == 0:
-                raise ValueError(f"{one} is every address: anybody could name themselves")
+                raise ValueError(f"{one} is every address: anybody could claim any name")
         return listed
 
     @field_validator("user_header", "groups_header")
@@ -465,7 +465,7 @@ def parse(text: str, where: str) -> Rules:
             f"the rules of access {where}: {place}: {message}", field=place, hint=_HINT
         ) from None
     if not (rules.tokens or rules.issuers or rules.proxy):
-        raise InvalidInput(f"the rules of access {where} let nobody in", hint=_HINT)
+        raise InvalidInput(f"the rules of access {where} allow no access to anybody", hint=_HINT)
     return rules
 
 
@@ -485,7 +485,7 @@ def read(path: str) -> Rules:
 def _refuse_twice(names: list[str], what: str) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"the {what} {twice[0]} is there twice")
+        raise ValueError(f"the {what} {twice[0]} is given twice")
 
 
 def _ms(moment: datetime | None) -> int | None:
@@ -600,7 +600,7 @@ class Issuer:
         rule = self.rule
         for name, value in rule.claims.items():
             if claims.get(name) != value:
-                raise NotAuthenticated(f"the token's claim {name} is not what the rules want")
+                raise NotAuthenticated(f"the token's claim {name} does not match the rules")
         user = claims.get(rule.user_claim)
         if not isinstance(user, str) or not user:
             raise NotAuthenticated(f"the token has no claim {rule.user_claim}")
@@ -672,7 +672,7 @@ def unverified(token: str) -> tuple[Mapping[str, Any], str]:
         header = jwt.get_unverified_header(token)
         claims = jwt.decode(token, options={"verify_signature": False})
     except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:
-        raise NotAuthenticated("the token is none that this service knows") from error
+        raise NotAuthenticated("the token is not known to this service") from error
     issuer = claims.get("iss")
     return header, issuer if isinstance(issuer, str) else ""
 

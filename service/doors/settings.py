@@ -39,7 +39,7 @@ class DoorSettings(Section):
     )
     instance: Listed = Field(
         default="service.instance.id",
-        description="Attributes that name an instance, each of which has its own days",
+        description="Attributes that name an instance; each instance has its own days",
     )
     repeat_seconds: float = Field(
         default=600,

@@ -42,9 +42,9 @@ _AGE_SECONDS = 31_556_952_000
 Open: TypeAlias = Callable[[], Awaitable[LeaseAdmin]]
 """Returns the administration of the leases in the service's stores. Raises `StoreUnavailable`."""
 
-_Source = Annotated[str, Query(description="Its source, as the list has it.")]
-_Key = Annotated[str, Query(description="Its key, as the list has it.")]
-_Force = Annotated[bool, Query(description="Also take it from an owner that holds it.")]
+_Source = Annotated[str, Query(description="Its source, as shown in the list.")]
+_Key = Annotated[str, Query(description="Its key, as shown in the list.")]
+_Force = Annotated[bool, Query(description="Free it even while an owner holds it.")]
 
 
 class LeaseRow(BaseModel):
@@ -101,19 +101,21 @@ def lease_routes(admin: Open) -> APIRouter:
     """Returns the routes that list leases and change them."""
     router = APIRouter(prefix="/leases", tags=["leases"])
 
-    @router.get("", summary="Leases: who works on what", response_model=LeaseList)
+    @router.get(
+        "", summary="Leases: which process works on which partition", response_model=LeaseList
+    )
     async def leases(
-        source: Annotated[str | None, Query(description="Only of this source.")] = None,
-        status: Annotated[Status | None, Query(description="Only in this status.")] = None,
+        source: Annotated[str | None, Query(description="Only leases of this source.")] = None,
+        status: Annotated[Status | None, Query(description="Only leases in this status.")] = None,
         owner: Annotated[
-            str | None, Query(description="Only of this owner, with or without its process.")
+            str | None, Query(description="Only leases of this owner, with or without its process.")
         ] = None,
-        prefix: Annotated[str, Query(description="Only keys that begin so.")] = "",
+        prefix: Annotated[str, Query(description="Only keys with this prefix.")] = "",
         older_than_seconds: Annotated[
-            float, Query(ge=0, le=_AGE_SECONDS, description="Only of that age and more.")
+            float, Query(ge=0, le=_AGE_SECONDS, description="Only leases of at least this age.")
         ] = 0,
         limit: Annotated[int, Query(ge=1, le=_MAX_LIST, description="Leases at most.")] = _LIST,
-        after: Annotated[str | None, Query(description="`after` of the page before.")] = None,
+        after: Annotated[str | None, Query(description="`after` of the previous page.")] = None,
     ) -> dict[str, Any]:
         wanted = LeaseFilter(source, status, owner, prefix, round(older_than_seconds * 1000))
         page = await (await admin()).page(wanted, after=after, limit=limit)
@@ -124,11 +126,11 @@ def lease_routes(admin: Open) -> APIRouter:
     async def one(source: _Source, key: _Key) -> dict[str, Any]:
         return (await (await admin()).show(source, key)).spelled(whole=True)
 
-    @router.post("/reset", summary="Free a lease, whatever it was", response_model=WholeLease)
+    @router.post("/reset", summary="Free a lease, whatever its status", response_model=WholeLease)
     async def reset(
         source: _Source,
         key: _Key,
-        forget: Annotated[bool, Query(description="Drop its progress too.")] = False,
+        forget: Annotated[bool, Query(description="Also discard its progress.")] = False,
         force: _Force = False,
     ) -> dict[str, Any]:
         found = await (await admin()).reset(source, key, forget=forget, force=force)
@@ -136,17 +138,21 @@ def lease_routes(admin: Open) -> APIRouter:
 
     @router.post(
         "/reopen",
-        summary="Have work that had ended done again, from its progress on",
+        summary="Reopen finished work; it restarts from its saved progress",
         response_model=WholeLease,
     )
     async def reopen(source: _Source, key: _Key) -> dict[str, Any]:
         return (await (await admin()).reopen(source, key)).spelled(whole=True)
 
-    @router.post("/fail", summary="Let nobody try it until it is reset", response_model=WholeLease)
+    @router.post(
+        "/fail",
+        summary="Block a partition for all workers until it is reset",
+        response_model=WholeLease,
+    )
     async def fail(
         source: _Source,
         key: _Key,
-        reason: Annotated[str, Query(description="Why, for whoever looks at it.")],
+        reason: Annotated[str, Query(description="The reason, shown in lists and status.")],
         force: _Force = False,
     ) -> dict[str, Any]:
         found = await (await admin()).fail(source, key, reason=reason, force=force)
@@ -158,7 +164,7 @@ def lease_routes(admin: Open) -> APIRouter:
     async def purge(
         source: _Source,
         older_than_seconds: Annotated[
-            float, Query(ge=0, le=_AGE_SECONDS, description="Completed so long ago.")
+            float, Query(ge=0, le=_AGE_SECONDS, description="Completed at least this long ago.")
         ],
     ) -> dict[str, Any]:
         older_than_ms = round(older_than_seconds * 1000)
@@ -293,35 +299,36 @@ def pipeline_routes(admin: OpenPipelines) -> APIRouter:
     """Returns the routes that show pipelines and steer them."""
     router = APIRouter(prefix="/pipelines", tags=["pipelines"])
 
-    @router.get("", summary="Log pipelines: how far each is", response_model=LogPipelineList)
+    @router.get("", summary="List log pipelines and their progress", response_model=LogPipelineList)
     async def pipelines() -> dict[str, Any]:
         return {"pipelines": [one.spelled() for one in await (await admin()).all()]}
 
-    @router.get("/{name}", summary="One log pipeline", response_model=PipelineRow)
+    @router.get(
+        "/{name}", summary="Show a log pipeline and its progress", response_model=PipelineRow
+    )
     async def pipeline(name: str) -> dict[str, Any]:
         return (await (await admin()).show(name)).spelled()
 
     @router.post(
-        "/{name}/pause", summary="Stop a pipeline wherever it runs", response_model=PipelineRow
+        "/{name}/pause", summary="Pause a pipeline in every process", response_model=PipelineRow
     )
     async def pause(name: str) -> dict[str, Any]:
         return (await (await admin()).pause(name, paused=True)).spelled()
 
-    @router.post(
-        "/{name}/resume", summary="Let a paused pipeline go on", response_model=PipelineRow
-    )
+    @router.post("/{name}/resume", summary="Resume a paused pipeline", response_model=PipelineRow)
     async def resume(name: str) -> dict[str, Any]:
         return (await (await admin()).pause(name, paused=False)).spelled()
 
     @router.post(
         "/{name}/replay",
-        summary="Give a pipeline's events again, from a time on",
+        summary="Replay a pipeline's events from a given time",
         response_model=ReplayedPipeline,
     )
     async def replay(
         name: str,
         start: Annotated[
-            str, Query(alias="from", description="A time in any form, or a ULID; `0` is all.")
+            str,
+            Query(alias="from", description="A time in any form, or a ULID; `0` means all events."),
         ],
     ) -> dict[str, Any]:
         asked, found = await (await admin()).replay(name, start)
@@ -329,7 +336,7 @@ def pipeline_routes(admin: OpenPipelines) -> APIRouter:
 
     @router.post(
         "/{name}/skip",
-        summary="Let a pipeline go on with what comes",
+        summary="Skip the events that a pipeline missed; it continues with new ones",
         response_model=ReplayedPipeline,
     )
     async def skip(name: str) -> dict[str, Any]:
@@ -338,25 +345,25 @@ def pipeline_routes(admin: OpenPipelines) -> APIRouter:
 
     @router.post(
         "/{name}/disable",
-        summary="Give an appender's events to its dead-letter file",
+        summary="Disable an appender; its events go to its dead-letter file",
         response_model=PipelineRow,
     )
     async def disable(
         name: str,
         appender: _Appender,
-        reason: Annotated[str, Query(description="Why, for whoever looks at it.")] = "by hand",
+        reason: Annotated[
+            str, Query(description="The reason, shown in lists and status.")
+        ] = "by hand",
     ) -> dict[str, Any]:
         return (await (await admin()).disable(name, appender, reason)).spelled()
 
-    @router.post(
-        "/{name}/enable", summary="Let a disabled appender go on", response_model=PipelineRow
-    )
+    @router.post("/{name}/enable", summary="Enable a disabled appender", response_model=PipelineRow)
     async def enable(name: str, appender: _Appender) -> dict[str, Any]:
         return (await (await admin()).enable(name, appender)).spelled()
 
     @router.post(
         "/{name}/redeliver",
-        summary="Send an appender's dead letters again",
+        summary="Resend an appender's dead letters",
         response_model=RedeliveredPipeline,
     )
     async def redeliver(name: str, appender: _Appender) -> dict[str, Any]:
@@ -396,13 +403,13 @@ def deletion_routes(erasure: Callable[[], Erasure]) -> APIRouter:
 
     @router.get(
         "/deletions",
-        summary="Deletions, and where their lines may still be",
+        summary="List deletions, and the places that may still hold their lines",
         response_model=DeletionList,
     )
     async def deletions(
-        fqn: Annotated[str | None, Query(description="Those of this pipeline alone.")] = None,
+        fqn: Annotated[str | None, Query(description="Only deletions of this pipeline.")] = None,
         limit: Annotated[int, Query(ge=1, le=_MOST_DELETIONS)] = _LISTED_DELETIONS,
-        after: Annotated[str | None, Query(description="`after` of the page before.")] = None,
+        after: Annotated[str | None, Query(description="`after` of the previous page.")] = None,
     ) -> DeletionList:
         looks = erasure()
         found = [one for one in await looks.deletions() if fqn in (None, one.deletion.fqn)]
@@ -411,9 +418,9 @@ def deletion_routes(erasure: Callable[[], Erasure]) -> APIRouter:
             keys = [one.key for one in found]
             if after not in keys:
                 raise InvalidCursor(
-                    "`after` names no deletion that there is",
+                    "`after` does not name an existing deletion",
                     field="after",
-                    hint="Begin again without it.",
+                    hint="Begin again without `after`.",
                 )
             start = keys.index(after) + 1
         page = found[start : start + limit]

@@ -87,8 +87,14 @@ _PROBLEM: Final = {"$ref": "#/components/responses/Problem"}
 _OBJECT: Final = {
     "type": "object",
     "properties": {
-        "logs": {"type": "string", "description": "Lines. Missing or empty: nothing is stored."},
-        "connectorId": {"type": "string", "description": "Who sends, kept with each record."},
+        "logs": {
+            "type": "string",
+            "description": "The lines. Missing or empty: nothing is stored.",
+        },
+        "connectorId": {
+            "type": "string",
+            "description": "Name of the sender, kept with each record.",
+        },
         "compressed": {"type": "boolean", "description": "`logs` is base64 of gzip of UTF-8."},
         "timestamp": {"type": "integer", "description": "Accepted and not used."},
         "lineCount": {"type": "integer", "description": "Accepted and not used."},
@@ -104,7 +110,10 @@ _APPENDED: Final = {
     "properties": {
         "batch": {"type": ["string", "null"], "description": "ULID of the batch."},
         "lines": {"type": "integer", "description": "Records stored."},
-        "duplicate": {"type": "boolean", "description": "It was known: nothing was stored again."},
+        "duplicate": {
+            "type": "boolean",
+            "description": "The batch was already stored; nothing was stored again.",
+        },
         "durability": {"type": "string"},
         "last": {"type": ["string", "null"], "description": "ULID of the last record."},
         "replaced": {
@@ -114,13 +123,13 @@ _APPENDED: Final = {
         "unknownLevels": {
             "type": "array",
             "items": {"type": "string"},
-            "description": "Up to 10 levels of records that are none of the service's; absent"
-            " without any. Each record keeps its own as the attribute `level`.",
+            "description": "Up to 10 unknown levels of records; absent without any. Each record"
+            " keeps its own as the attribute `level`.",
         },
         "silent": {
             "type": "array",
             "items": {"type": "string"},
-            "description": "Nodes that this one does not hear; absent without any. A deletion of"
+            "description": "Nodes that do not answer this node; absent without any. A deletion of"
             " the run at such a node may take the batch back.",
         },
     },
@@ -150,25 +159,29 @@ APPEND_OPERATION: Final[dict[str, Any]] = {
         *_NAMES,
         _header(
             "Tailrace-Batch",
-            "The batch's ULID (low 25 bits zero): sent again, it is stored once.",
+            "The batch's ULID, with its low 25 bits zero. A batch that is sent again with it is"
+            " stored once.",
             minLength=26,
             maxLength=26,
         ),
         _header(
             "Tailrace-Durability",
-            "fast: written; durable: synced; bulk: in the object store.",
+            "When to acknowledge: `fast` after the write, `durable` after the sync, `bulk` when"
+            " it is in the object store.",
             enum=["fast", "durable", "bulk"],
             default="durable",
         ),
         _header(
             FIELD,
-            "Attributes that each line has: a JSON object in ASCII of at most "
+            "Attributes of every line: a JSON object in ASCII with at most "
             f"{MOST_ATTRIBUTES} attributes. Only for text/plain. With the Content-Type "
             f"`{TEXT_AND_ATTRIBUTES.decode()}` a service that does not know the header, "
             "or does not get it, answers 415.",
             maxLength=MOST_BYTES,
         ),
-        _header("Content-Encoding", "Of the whole body.", enum=["gzip", "zstd", "identity"]),
+        _header(
+            "Content-Encoding", "Encoding of the whole body.", enum=["gzip", "zstd", "identity"]
+        ),
     ],
     "requestBody": {
         "required": True,
@@ -180,7 +193,7 @@ APPEND_OPERATION: Final[dict[str, Any]] = {
     },
     "responses": {
         "200": {
-            "description": "Stored, or known already, or nothing to store.",
+            "description": "Stored now, already stored, or nothing to store.",
             "headers": {"Tailrace-Last": {"schema": {"type": "string"}}},
             "content": {"application/json": {"schema": _APPENDED}},
         },
@@ -192,7 +205,7 @@ CLOSE_OPERATION: Final[dict[str, Any]] = {
     "tags": ["runs"],
     "summary": "Close a run",
     "operationId": "close",
-    "description": "Idempotent, also for a run that never was. A later batch reopens the run.",
+    "description": "Idempotent, also for a run that does not exist. A later batch reopens the run.",
     "parameters": _NAMES,
     "responses": {
         "200": {
@@ -236,7 +249,10 @@ PROBLEM: Final[dict[str, Any]] = {
                     "message",
                 ],
                 "properties": {
-                    "type": {"type": "string", "description": "What programs act on."},
+                    "type": {
+                        "type": "string",
+                        "description": "Stable identifier of the error, for programs.",
+                    },
                     "title": {"type": "string"},
                     "status": {"type": "integer"},
                     "detail": {"type": "string"},
@@ -244,7 +260,7 @@ PROBLEM: Final[dict[str, Any]] = {
                     "request_id": {"type": "string"},
                     "code": {"type": "integer"},
                     "message": {"type": "string"},
-                    "field": {"type": "string", "description": "The part of the input at fault."},
+                    "field": {"type": "string", "description": "The invalid part of the input."},
                     "deleted_through": {
                         "type": "string",
                         "description": "`run-deleted`: ids at or below this ULID are refused.",
@@ -260,8 +276,8 @@ PROBLEM: Final[dict[str, Any]] = {
                     },
                     "next_batch": {
                         "type": "string",
-                        "description": "`run-deleted`: a batch id above the deletion, for the "
-                        "lines that were logged after it.",
+                        "description": "`run-deleted`: a batch id after the deletion, for lines"
+                        " that were logged later.",
                     },
                 },
             }
@@ -274,7 +290,7 @@ SECURITY: Final[dict[str, Any]] = {
     "bearer": {
         "type": "http",
         "scheme": "bearer",
-        "description": "A token `trl_…` or a JWT, where the service has rules of access.",
+        "description": "A token `trl_…` or a JWT, if the service has rules of access.",
     }
 }
 
@@ -482,7 +498,7 @@ def _framework(node: NodeApi, api: HttpApi, fresh_id: Callable[[], str]) -> Fast
         routes=_routes(routers, Replies(api.settings.server.reply_bytes), api.gate),
         title="Tailrace",
         version=version("tailrace"),
-        description="Keeps the logs of pipeline runs: append, live view, pages, search.",
+        description="Stores the logs of pipeline runs: append, live view, pages, search.",
         redirect_slashes=False,
         docs_url=None,
         redoc_url=None,

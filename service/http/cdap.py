@@ -179,14 +179,12 @@ _COMMON: Final = ("filter", "format", "suppress", "escape")
 _PAGES: Final = (*_COMMON, "fromOffset", "max")
 _RANGE: Final = (*_COMMON, "start", "stop")
 
-_Format = Annotated[Literal["text", "json"], Query(description="Of the events.")]
+_Format = Annotated[Literal["text", "json"], Query(description="Format of the events.")]
 _Filter = Annotated[
     str, Query(description="`loglevel=ERROR AND .tag=x OR MDC:name=y`; the last binds closest.")
 ]
 _Escape = Annotated[bool, Query(description="Escape messages for HTML.")]
-_Suppress = Annotated[
-    list[str] | None, Query(description=f"Fields to leave out: {', '.join(FIELDS)}.")
-]
+_Suppress = Annotated[list[str] | None, Query(description=f"Fields to omit: {', '.join(FIELDS)}.")]
 _Offset = Annotated[str, Query(description="`offset` of an event; without it, the latest events.")]
 _Most = Annotated[int, Query(ge=1, description="Events at most.")]
 _ARRAY = {"type": "array", "items": {"type": "object"}}
@@ -195,14 +193,20 @@ _EVENTS: dict[int | str, dict[str, Any]] = {
         "description": "Events, each as `log` and `offset`.",
         "content": {_JSON: {"schema": _ARRAY}},
     },
-    206: {"description": "The object store does not answer: events that nodes hold."},
+    206: {
+        "description": "The object store does not answer; the reply has only events that nodes"
+        " hold."
+    },
 }
 _STREAM: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "Lines, or with `format=json` events as `log` and `offset`.",
         "content": {"text/plain": {"schema": {"type": "string"}}, _JSON: {"schema": _ARRAY}},
     },
-    206: {"description": "The object store does not answer: events that nodes hold."},
+    206: {
+        "description": "The object store does not answer; the reply has only events that nodes"
+        " hold."
+    },
 }
 
 
@@ -251,7 +255,7 @@ def cdap_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRoute
 
     @router.get(
         "/{fqn}/{runId}/next",
-        summary="Events of a run behind an offset, as CDAP gives them",
+        summary="Events of a run after an offset, as CDAP gives them",
         response_class=Response,
         responses=_EVENTS,
     )

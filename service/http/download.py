@@ -125,11 +125,12 @@ def download_routes(node: NodeApi) -> APIRouter:
         responses={
             200: {"description": "All lines.", **_BYTES},
             206: {
-                "description": "The bytes that Range asked for. With `Tailrace-Store: silent` the"
-                " object store does not answer, and these are the lines that nodes hold.",
+                "description": "The bytes that Range asked for. With `Tailrace-Store: silent`"
+                " the object store does not answer, and the text has only lines"
+                " that nodes hold.",
                 **_BYTES,
             },
-            304: {"description": "If-None-Match names the text as it is."},
+            304: {"description": "The text is unchanged since If-None-Match."},
             416: {"description": "The range begins past the end."},
         },
     )

@@ -113,13 +113,13 @@ _TABLE: dict[type[Exception], tuple[int, str]] = {
     errors.TailraceError: (500, "internal"),
 }
 _FRAMEWORK = {
-    400: ("bad-request", "Look at the message: a part of the request could not be read."),
+    400: ("bad-request", "Correct the request: a part of it could not be read."),
     403: ("cross-origin", "Pages of other origins may not use the service."),
     404: ("not-found", "The routes are listed at /docs."),
     405: ("method-not-allowed", "The methods of each route are listed at /docs."),
     408: ("body-timeout", "Send the body without pauses, or in smaller batches."),
     411: ("length-required", "Send Content-Length, or a chunked body."),
-    414: ("url-too-long", "Send a shorter URL: what is long belongs into the body."),
+    414: ("url-too-long", "Send a shorter URL, and put long values into the body."),
     415: (
         "unsupported-media-type",
         "Send application/json, text/plain or application/x-ndjson, Content-Encoding gzip or zstd.",
@@ -127,7 +127,7 @@ _FRAMEWORK = {
     416: ("range-not-satisfiable", "Ask for a range that begins before the end of the text."),
     421: ("misdirected-request", "Use a name of this service; see server.allowed_hosts."),
     431: ("headers-too-large", "Send fewer or shorter headers, cookies for example."),
-    500: ("internal", "This is a defect. The service's log has the request id beside the cause."),
+    500: ("internal", "This is a defect. The service's log has the cause under the request id."),
 }
 
 _CHALLENGES = (b'Bearer realm="tailrace"', b'Bearer realm="tailrace", error="invalid_token"')
@@ -137,9 +137,9 @@ _said: Counter[str] = Counter()
 
 # For errors without a hint of their own.
 _HINTS = {
-    400: "Correct what the message names; what each route takes is at /docs.",
-    404: "Look at the lists: GET /api/v1/services/ingestionPipelines/logs.",
-    409: "Look at the state of the thing, then decide again.",
+    400: "Correct the input that the message names; /docs describes the parameters of each route.",
+    404: "List pipelines and runs with GET /api/v1/services/ingestionPipelines/logs.",
+    409: "Read the current state, then decide whether to repeat the request.",
     413: "Send it in smaller batches.",
     422: "Ask for less: a shorter time, one run, a smaller limit.",
     500: "See the service's log under the request id, and /health/ready.",

@@ -77,7 +77,7 @@ def internal_routes(
             if gate is None or not given.startswith(_TOKEN):
                 raise HttpError(
                     _UNKNOWN,
-                    "another secret than this node's",
+                    "the secret differs from this node's",
                     hint="All nodes on a store have the same nodes.secret, or tokens for `node`.",
                     kind=AskOutcome.NOT_ADMITTED,
                 )
@@ -85,8 +85,8 @@ def internal_routes(
         if request.headers.get(INSTANCE) != instance():
             raise HttpError(
                 409,
-                "this is another process than was asked",
-                hint="Read the register again.",
+                "the question was for another process",
+                hint="Reload the register.",
                 kind=AskOutcome.ANOTHER_PROCESS,
             )
 

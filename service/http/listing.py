@@ -60,8 +60,8 @@ _STATES: Final = ("open", "closing", "closed")
 _SPANS: Final = ("began_from", "began_to", "last_from", "last_to")
 _RUN_PARAMETERS: Final = ("limit", "after", "state", "outcome", "name", "from", "to", *_SPANS)
 _PIPELINE_PARAMETERS: Final = ("limit", "after", "name")
-_AFTER: Final = "`after` of the page before."
-_NAME: Final = "`*` is any text, `?` one character; without either, what the name begins with."
+_AFTER: Final = "`after` of the previous page."
+_NAME: Final = "`*` matches any text, `?` one character; without either, the value is a prefix."
 _TIME: Final = f"{TIME_FORMS}; inclusive."
 
 
@@ -70,18 +70,24 @@ class RunTimes:
     """The times of a request for a list of runs."""
 
     start: Annotated[
-        str | None, Query(alias="from", description=f"With lines at or after: {_TIME}")
+        str | None,
+        Query(alias="from", description=f"Runs with lines at or after this time: {_TIME}"),
     ] = None
     end: Annotated[
-        str | None, Query(alias="to", description=f"With lines at or before: {_TIME}")
+        str | None,
+        Query(alias="to", description=f"Runs with lines at or before this time: {_TIME}"),
     ] = None
-    began_from: Annotated[str | None, Query(description=f"That began at or after: {_TIME}")] = None
-    began_to: Annotated[str | None, Query(description=f"That began at or before: {_TIME}")] = None
+    began_from: Annotated[
+        str | None, Query(description=f"Runs that began at or after this time: {_TIME}")
+    ] = None
+    began_to: Annotated[
+        str | None, Query(description=f"Runs that began at or before this time: {_TIME}")
+    ] = None
     last_from: Annotated[
-        str | None, Query(description=f"Whose last line came at or after: {_TIME}")
+        str | None, Query(description=f"Runs whose last line came at or after this time: {_TIME}")
     ] = None
     last_to: Annotated[
-        str | None, Query(description=f"Whose last line came at or before: {_TIME}")
+        str | None, Query(description=f"Runs whose last line came at or before this time: {_TIME}")
     ] = None
 
     def within(self, wanted: RunFilter, now_ms: int) -> RunFilter:
@@ -109,8 +115,8 @@ class RunDetails(BaseModel):
     runId: str  # noqa: N815 -- the wire's spelling
     state: str
     outcome: Literal["succeeded", "failed", "cancelled", "lost", "unknown"] | None
-    """How the run ended; null while it goes on. `unknown`: it was closed, and nobody said how it
-    ended. `lost`: its client died; null again if it is heard of."""
+    """How the run ended; null while it runs. `unknown`: it was closed without an outcome."
+      " `lost`: its client died; null again after its next sign of life."""
     reported: str | None
     """The `pipelineState` of the run's status; null if its client has sent none."""
     began: int
@@ -126,7 +132,7 @@ class RunDetails(BaseModel):
     attempt: int | None
     """`attempt` of the run's status, or of its `metadata`; null if it does not say."""
     lines: int | None
-    """Null for a run that OpenMetadata wrote and that nobody has read or written since."""
+    """Null for a run that OpenMetadata wrote and that was not read or written since."""
     bytes: int
     first: int | None
     last: int | None
@@ -138,11 +144,12 @@ class RunList(BaseModel):
     runs: list[str]
     details: list[RunDetails]
     after: str | None
-    """Where the next page begins; null at the end. A page with few runs may have one too."""
+    """Where the next page begins; null at the end. Even a page with few runs may have one."""
     silent: list[str] = []
-    """Nodes that did not answer: runs with lines only there are not listed. Else not there."""
+    """Nodes that did not answer; runs with lines only there are not listed. Absent without any."""
     store: str = ""
-    """`silent` if the object store did not answer: runs of which nodes hold lines. Else absent."""
+    """`silent` if the object store did not answer; only runs with lines at nodes are listed."
+      " Else absent."""
     damaged: list[str] = []
     """Runs that are not listed, or whose `reported` is missing, because what is stored of them
     cannot be read. Else not there."""
@@ -155,7 +162,8 @@ class PipelineList(BaseModel):
     after: str | None
     """Where the next page begins; null at the end."""
     silent: list[str] = []
-    """Nodes that did not answer: pipelines with lines only there are not listed. Else not there."""
+    """Nodes that did not answer; pipelines with lines only there are not listed. Absent without"
+      " any."""
     store: str = ""
     """`silent` if the object store did not answer: only pipelines of which nodes hold lines. Else
     absent."""
@@ -231,7 +239,7 @@ def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRo
 
     @router.get(
         "/{fqn}",
-        summary="Runs of a pipeline, those that began last first",
+        summary="Runs of a pipeline, newest first",
         response_model=RunList,
         responses=_PARTIAL,
         response_model_exclude_unset=True,

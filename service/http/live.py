@@ -492,8 +492,8 @@ def _ids(
 
 
 _DESCRIPTION = (
-    "Events logs, complete, error; silent names the nodes that do not answer, whose newest lines"
-    " come once they do (a comment in the JSON form)."
+    "Events logs, complete, error. The event silent (in the JSON form a comment) names nodes"
+    " that do not answer; their newest lines follow later."
 )
 _EVENTS = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
 
@@ -514,13 +514,15 @@ def live_routes(node: NodeApi, max_readers: int, counters: HttpCounters) -> APIR
         runId: str,  # noqa: N803
         after: Annotated[
             str | None,
-            Query(description="Cursor; all beyond it is sent. Without it: from the beginning."),
+            Query(
+                description="Cursor; all lines after it are sent. Without it: from the beginning."
+            ),
         ] = None,
         last_event_id: Annotated[str | None, Header(description="The same, by clients.")] = None,
         tail: Annotated[
             int | None,
             Query(
-                description="Begin with the last so many lines; a cursor goes before it.",
+                description="Begin with this many of the last lines; a cursor takes precedence.",
                 ge=0,
                 le=_MOST_TAIL,
             ),
@@ -536,7 +538,7 @@ def live_routes(node: NodeApi, max_readers: int, counters: HttpCounters) -> APIR
             ),
         ] = "named",
         order: Annotated[
-            Order, Query(description="`arrival`: a live view has no other order.")
+            Order, Query(description="`arrival`, the only order of a live view.")
         ] = "arrival",
     ) -> Response:
         if order == "ulid":
@@ -588,16 +590,17 @@ _TAKES: Final[dict[str, Any]] = {
                             "type": "string",
                             "minLength": 1,
                             "maxLength": 100,
-                            "description": "Who writes the line; it has one unfinished line.",
+                            "description": "Name of the line's writer, which has one unfinished"
+                            " line.",
                         },
                         "number": {
                             "type": "integer",
-                            "description": "Grows with each state: an older one is ignored.",
+                            "description": "Grows with each state; an older state is ignored.",
                         },
                         "text": {
                             "type": "string",
                             "maxLength": MOST_CHARS,
-                            "description": "The line as it is now; empty: it is finished.",
+                            "description": "Current text of the line; empty: the line is finished.",
                         },
                     },
                 }
@@ -623,9 +626,9 @@ def unfinished_routes(node: NodeApi, max_readers: int, counters: HttpCounters) -
 
     @router.put(
         "/unfinished/{fqn}/{runId}",
-        summary="Say what an unfinished line of a run looks like",
+        summary="Report the current text of an unfinished line of a run",
         response_class=Response,
-        responses={200: {"description": "Shown to live views; it is not stored."}},
+        responses={200: {"description": "Live views show it; it is not stored."}},
         openapi_extra=_TAKES,
     )
     async def put_unfinished(fqn: str, runId: str, request: Request) -> Response:  # noqa: N803
@@ -647,7 +650,9 @@ def unfinished_routes(node: NodeApi, max_readers: int, counters: HttpCounters) -
         "/unfinished/{fqn}/stream/{runId}",
         summary="The unfinished lines of a run, live, as server-sent events",
         response_class=Response,
-        responses={200: {"description": "All of them, again after each change.", **_EVENTS}},
+        responses={
+            200: {"description": "All unfinished lines, sent again after each change.", **_EVENTS}
+        },
     )
     async def stream_unfinished(fqn: str, runId: str) -> Response:  # noqa: N803
         key = run_key(fqn, runId)

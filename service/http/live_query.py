@@ -57,12 +57,12 @@ _FORMAT: Final = "ndjson"
 _OWN: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "from": ("Begin with records from this time on; without it, now.", {"type": "string"}),
     "tail": (
-        "Begin with so many of the newest matches.",
+        "Begin with this many of the newest matches.",
         {"type": "integer", "minimum": 1, "maximum": _MOST_TAIL},
     ),
-    "after": ("Go on behind this cursor: the `id` of an event.", {"type": "string"}),
+    "after": ("Continue after this cursor, the `id` of an event.", {"type": "string"}),
     "window": (
-        "Seconds for which records are held back, to be given in the order of ULIDs.",
+        "Seconds by which records are delayed, to return them in the order of ULIDs.",
         {"type": "number", "minimum": 0, "maximum": _MOST_WINDOW_SECONDS, "default": 2},
     ),
     "format": (
@@ -134,7 +134,7 @@ def query_stream_routes(
         "/query/stream",
         stream,
         methods=["GET"],
-        summary="Follow what matches over all runs, as server-sent events",
+        summary="Follow matches in all runs, as server-sent events",
         response_class=Response,
         openapi_extra=OPENAPI,
     )

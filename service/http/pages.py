@@ -339,20 +339,21 @@ class LogPage(BaseModel):
     compressed: bool | None = None
     """True if `logs` is base64 of gzip, because the request said so."""
     streaming: bool | None = None
-    """True while the run is being written to; absent otherwise."""
+    """True while the run is active; absent otherwise."""
     totalLines: int  # noqa: N815 -- the wire's spelling
     totalBytes: int  # noqa: N815
     state: str
     silent: list[str] | None = None
-    """Nodes that do not answer, whose newest lines are not there; absent if there are none."""
+    """Nodes that do not answer; the page lacks their newest lines. Absent without any."""
     store: Literal["silent"] | None = None
-    """The object store does not answer: all is of lines that nodes hold; absent otherwise."""
+    """The object store does not answer; the page has only lines that nodes hold. Absent"
+      " otherwise."""
     again: Literal[True] | None = None
     """The object store answers, and has lines before some that came while it did not, or the reader
     had some of those before: the page begins where the reader was before that. Drop what pages with
     `store` gave since; absent otherwise."""
     before: str | None
-    """Pass it as `before` for the page in front of this one; null at the beginning."""
+    """Pass it as `before` for the previous page; null at the beginning."""
     line: int | None = None
     """With `at`: the number of the record's first line, from 0 on."""
     firstLine: int | None = None  # noqa: N815
@@ -390,7 +391,7 @@ def page_routes(node: NodeApi, settings: PageSettings) -> APIRouter:
         after: Annotated[str | None, Query(description="Line offset or cursor.")] = None,
         offset: Annotated[str | None, Query(description="Alias of after.")] = None,
         before: Annotated[str | None, Query(description="Page backwards from here.")] = None,
-        tail: Annotated[int | None, Query(description="The last so many lines.", ge=1)] = None,
+        tail: Annotated[int | None, Query(description="This many of the last lines.", ge=1)] = None,
         at: Annotated[
             str | None, Query(description="The page around the record of this ULID.")
         ] = None,

@@ -195,11 +195,11 @@ async def _disconnected(receive: Receive) -> None:
 _NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": MAX_AROUND}
 CONTEXT: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "context": (
-        f"Each hit with so many records of its run around it; then `limit` is at most {MAX_HITS}.",
+        f"Records of its run around each hit; with it, `limit` is at most {MAX_HITS}.",
         _NUMBER,
     ),
-    "context_before": ("So many before it; else as `context` says.", _NUMBER),
-    "context_after": ("So many behind it; else as `context` says.", _NUMBER),
+    "context_before": ("Number of records before each hit; default: `context`.", _NUMBER),
+    "context_after": ("Number of records after each hit; default: `context`.", _NUMBER),
 }
 _MEDIA_TYPES: Final = {"ndjson": "application/x-ndjson", "text": "text/plain; charset=utf-8"}
 
@@ -290,7 +290,7 @@ PARAMETERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         {"type": "string"},
     ),
     "time": (
-        "What `from` and `to` bound: when lines arrived, or their own time (`ts`).",
+        "The time that `from` and `to` apply to: arrival, or the line's own timestamp (`ts`).",
         {"type": "string", "enum": ["arrival", "ts"], "default": "arrival"},
     ),
     "by": ("The same as `time`.", {"type": "string", "enum": ["arrival", "ts"]}),
@@ -301,14 +301,14 @@ PARAMETERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         {"type": "string"},
     ),
     "limit": (
-        "At most so many records; without it, all.",
+        "Maximum number of records; default: all.",
         {"type": "integer", "minimum": 1},
     ),
     "order": (
         "Order of ULIDs: newest first, or oldest first.",
         {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
     ),
-    "after": ("Go on behind this cursor (`next` of the stats).", {"type": "string"}),
+    "after": ("Continue after this cursor (`next` of the stats).", {"type": "string"}),
     "format": (
         "Format of the result; without it, by `Accept`.",
         {"type": "string", "enum": ["ndjson", "text", "parquet"], "default": "ndjson"},
@@ -348,8 +348,8 @@ OPENAPI: Final[dict[str, Any]] = {
     "description": _DESCRIPTION,
     "parameters": described(PARAMETERS | CONTEXT),
     "responses": {
-        "200": {"description": "What was found.", "content": _RESULT},
-        "206": {"description": "What was found; something could not be read.", "content": _RESULT},
+        "200": {"description": "The matches.", "content": _RESULT},
+        "206": {"description": "The matches; something could not be read.", "content": _RESULT},
         "400": {"description": "A parameter is wrong; the problem names its field."},
         "422": {"description": "The search needs more time or memory than its limit."},
         "503": {"description": "Too many searches, or the store does not answer."},

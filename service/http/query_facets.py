@@ -59,7 +59,7 @@ _HISTOGRAM_PARAMETERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "from": (_FROM, PARAMETERS["from"][1]),
     "to": (_TO, {"type": "string", "default": "now"}),
     "buckets": (
-        "About so many: the shortest round step that needs no more, beside a cut one, is taken.",
+        "About this many: the service takes the shortest round step that needs no more.",
         {"type": "integer", "minimum": 1, "maximum": MAX_BUCKETS, "default": DEFAULT_BUCKETS},
     ),
     "step": (
@@ -182,7 +182,7 @@ T = TypeVar("T", facets.SeenFields, facets.SeenValues)
 
 _SAMPLE: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "sample": (
-        "So many of the newest records are looked at.",
+        "Number of the newest records to examine.",
         {"type": "integer", "minimum": 1, "maximum": MAX_SAMPLE, "default": DEFAULT_SAMPLE},
     )
 }
@@ -191,9 +191,9 @@ _OF_VALUES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         'The field as `q` has it: `level`, `attributes."a key"`, `json.user.id`. It must be given.',
         {"type": "string"},
     ),
-    "prefix": ("Only values that begin so; case counts.", {"type": "string"}),
+    "prefix": ("Only values with this prefix; case-sensitive.", {"type": "string"}),
     "limit": (
-        "At most so many values.",
+        "Maximum number of values.",
         {"type": "integer", "minimum": 1, "maximum": MAX_VALUES, "default": DEFAULT_VALUES},
     ),
 }
@@ -201,8 +201,8 @@ _FIELD: Final = {
     "type": "object",
     "required": ["name", "records", "kind"],
     "properties": {
-        "name": {"type": "string", "description": "With quotes where `q` needs them."},
-        "records": {"type": "integer", "description": "How many of the records have it."},
+        "name": {"type": "string", "description": "Name as `q` takes it, with quotes if needed."},
+        "records": {"type": "integer", "description": "Number of records that have it."},
         "kind": {"type": "string", "enum": ["text", "number"]},
     },
 }
@@ -210,9 +210,9 @@ _VALUE: Final = {
     "type": "object",
     "required": ["value", "text", "records"],
     "properties": {
-        "value": {"type": "string", "description": "With quotes where `q` needs them."},
+        "value": {"type": "string", "description": "Name as `q` takes it, with quotes if needed."},
         "text": {"type": "string", "description": "As it is."},
-        "records": {"type": "integer", "description": "How many of the records have it."},
+        "records": {"type": "integer", "description": "Number of records that have it."},
     },
 }
 
@@ -226,9 +226,12 @@ def _openapi(
     properties = {
         **({"field": {"type": "string", "description": "As `q` has it."}} if own else {}),
         name: {"type": "array", "items": item},
-        f"all_{name}": {"type": "boolean", "description": "Whether none was left out."},
-        "records": {"type": "integer", "description": "How many records were looked at."},
-        "all_records": {"type": "boolean", "description": "Whether no others match."},
+        f"all_{name}": {"type": "boolean", "description": "Whether the list is complete."},
+        "records": {"type": "integer", "description": "Number of examined records."},
+        "all_records": {
+            "type": "boolean",
+            "description": "Whether all matching records were examined.",
+        },
         "stats": {"type": "object", "description": "As at the end of `GET /query`."},
     }
     schema = {"type": "object", "required": list(properties), "properties": properties}
@@ -238,8 +241,11 @@ def _openapi(
         "description": description,
         "parameters": described(asked | _SAMPLE | dict(own)),
         "responses": {
-            "200": {"description": "What the records have.", "content": result},
-            "206": {"description": "The same, of what could be read.", "content": result},
+            "200": {"description": "The fields or values of the records.", "content": result},
+            "206": {
+                "description": "The same, for the records that could be read.",
+                "content": result,
+            },
             "400": {"description": "A parameter is wrong; the problem names its field."},
             "422": {"description": "The search needs more time or memory than its limit."},
             "503": {"description": "Too many searches, or the store does not answer."},
@@ -337,7 +343,7 @@ _COUNT_PARAMETERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         {"type": "string"},
     ),
     "limit": (
-        "At most so many combinations of values.",
+        "Maximum number of combinations of values.",
         {"type": "integer", "minimum": 1, "maximum": MAX_ROWS, "default": DEFAULT_ROWS},
     ),
 }
@@ -358,9 +364,9 @@ _PROPERTIES: Final[dict[str, Any]] = {
             },
         },
     },
-    "all_counts": {"type": "boolean", "description": "Whether none was left out."},
+    "all_counts": {"type": "boolean", "description": "Whether the list is complete."},
     "records": {"type": "integer", "description": "How many records match."},
-    "time": {"type": "string", "enum": ["arrival", "ts"], "description": "What time is in use."},
+    "time": {"type": "string", "enum": ["arrival", "ts"], "description": "The time range in use."},
     "stats": {"type": "object", "description": "As at the end of `GET /query`."},
 }
 _SCHEMA: Final = {

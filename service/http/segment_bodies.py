@@ -21,10 +21,10 @@ class NextSegment(BaseModel):
 
     id: str
     url: str
-    """Where it is read: a path on this service."""
+    """Path of its records on this service."""
     group: str
     epoch: int
-    """The fencing token that commit, failed and renew take."""
+    """Fencing token for commit, failed and renew."""
     attempts: int
     node: str
     seq: int

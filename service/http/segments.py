@@ -64,13 +64,13 @@ def reading_routes(contents: Callable[[], Contents]) -> APIRouter:
 
     @routes.get(
         "/deletions",
-        summary="Lines that are deleted: a consumer forgets them",
+        summary="Deleted lines, which a consumer must remove",
         response_model=DeletionPage,
-        responses={304: {"description": "If-None-Match names this page as it is."}},
+        responses={304: {"description": "The page is unchanged since If-None-Match."}},
     )
     async def deletions(
         request: Request,
-        after: Annotated[str | None, Query(description="`next` of the page before.")] = None,
+        after: Annotated[str | None, Query(description="`next` of the previous page.")] = None,
         limit: Annotated[int, Query(ge=1, le=_MAX_DELETIONS)] = _MAX_DELETIONS,
     ) -> Response:
         names, found = visible(request), await contents().deleted()
@@ -91,7 +91,7 @@ def reading_routes(contents: Callable[[], Contents]) -> APIRouter:
         responses={
             200: {"description": "All its records but deleted ones.", "content": _BODIES},
             206: {"description": "The bytes of the Parquet file that Range asked for."},
-            304: {"description": "If-None-Match names the segment as it is."},
+            304: {"description": "The segment is unchanged since If-None-Match."},
             416: {"description": "The range begins past the end."},
         },
     )
@@ -182,12 +182,13 @@ def queue_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
     async def next_segment(
         request: Request,
         group: Group,
-        wait: Annotated[float, Query(ge=0, description="Seconds to wait for one.")] = 0,
+        wait: Annotated[float, Query(ge=0, description="Seconds to wait for a segment.")] = 0,
         lease_seconds: Annotated[
-            float | None, Query(gt=0, description="How long it is held; `queue.lease_seconds`.")
+            float | None,
+            Query(gt=0, description="Seconds of the lease; default: `queue.lease_seconds`."),
         ] = None,
         start: Annotated[
-            GroupStart, Query(description="Where a group that is new begins.")
+            GroupStart, Query(description="Where a new group begins.")
         ] = GroupStart.OLDEST,
     ) -> Response:
         current = queue()
@@ -211,21 +212,21 @@ def queue_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
 
     @routes.get("", summary="State of every segment and group", response_model=SegmentPage)
     async def segments(
-        after: Annotated[str | None, Query(description="Id; the page begins behind it.")] = None,
+        after: Annotated[str | None, Query(description="Id; the page begins after it.")] = None,
         limit: Annotated[int, Query(ge=1, le=_MAX_PAGE, description="Segments at most.")] = _PAGE,
         groups: Annotated[
-            bool, Query(description="Whether to say what each is to each group.")
+            bool, Query(description="Whether to include the state of each segment for each group.")
         ] = True,
     ) -> SegmentPage:
         return await page_of(queue(), after, limit, groups=groups)
 
-    @routes.post("/{id}/commit", summary="Done with a segment", response_model=Done)
+    @routes.post("/{id}/commit", summary="Commit a segment", response_model=Done)
     async def commit(id: str, group: Group, epoch: Epoch) -> Done:  # noqa: A002
         name = parse_id(id)
         await queue().commit(group, name, epoch)
         return Done(id=name.id, group=group, epoch=epoch, message="Segment committed")
 
-    @routes.post("/{id}/failed", summary="Give a segment back", response_model=Done)
+    @routes.post("/{id}/failed", summary="Return a segment", response_model=Done)
     async def failed(
         id: str,  # noqa: A002
         group: Group,
@@ -236,13 +237,14 @@ def queue_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
         await queue().fail(group, name, epoch, reason)
         return Done(id=name.id, group=group, epoch=epoch, message="Segment given back")
 
-    @routes.post("/{id}/renew", summary="Hold a segment for longer", response_model=Renewed)
+    @routes.post("/{id}/renew", summary="Renew the lease of a segment", response_model=Renewed)
     async def renew(
         id: str,  # noqa: A002
         group: Group,
         epoch: Epoch,
         lease_seconds: Annotated[
-            float | None, Query(gt=0, description="From now; `queue.lease_seconds`.")
+            float | None,
+            Query(gt=0, description="Seconds from now; default: `queue.lease_seconds`."),
         ] = None,
     ) -> Renewed:
         current, name = queue(), parse_id(id)
@@ -272,17 +274,17 @@ def group_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
 
     @routes.post(
         "/{group}/reset",
-        summary="Begin again: from the oldest segment that is kept, or from now",
+        summary="Restart a group at the oldest segment that is kept, or with new segments only",
         response_model=GroupDetails,
     )
     async def reset(
-        group: str, to: Annotated[GroupStart, Query(description="Where it goes on.")]
+        group: str, to: Annotated[GroupStart, Query(description="Where the group continues.")]
     ) -> GroupDetails:
         current = queue()
         found = await current.reset(group, to)
         return group_details(found, current.catalog, current.now_ms())
 
-    @routes.post("/{group}/retry", summary="Try failed segments again", response_model=Retried)
+    @routes.post("/{group}/retry", summary="Retry failed segments", response_model=Retried)
     async def retry(
         group: str,
         segment: Annotated[str | None, Query(description="Its id; without it, all.")] = None,

@@ -107,9 +107,9 @@ def status_routes(node: NodeApi) -> APIRouter:
 
     @router.put(
         "/{fqn}/pipelineStatus",
-        summary="Say how a run is getting on",
+        summary="Report the status of a run",
         response_class=JSONResponse,
-        responses={200: {"description": "Stored: the status as it is kept.", **_OBJECT}},
+        responses={200: {"description": "The stored status.", **_OBJECT}},
         openapi_extra=_TAKES_STATUS,
     )
     async def put_status(fqn: str, request: Request) -> Response:
@@ -126,11 +126,11 @@ def status_routes(node: NodeApi) -> APIRouter:
 
     @router.get(
         "/{fqn}/pipelineStatus/{runId}",
-        summary="How a run is getting on",
+        summary="Status of a run",
         response_class=JSONResponse,
         responses={
-            200: {"description": "The status that was sent last.", **_OBJECT},
-            204: {"description": "Nobody sent one."},
+            200: {"description": "The latest status.", **_OBJECT},
+            204: {"description": "No status was sent."},
         },
     )
     async def get_status(fqn: str, runId: str) -> Response:  # noqa: N803
@@ -139,7 +139,7 @@ def status_routes(node: NodeApi) -> APIRouter:
 
     @router.get(
         "/{fqn}/pipelineStatus",
-        summary="How the runs of a pipeline are getting on",
+        summary="Statuses of the runs of a pipeline",
         response_class=JSONResponse,
         responses={200: {"description": "Newest first.", "model": StatusList}},
     )
@@ -151,7 +151,7 @@ def status_routes(node: NodeApi) -> APIRouter:
             int | None, Query(ge=1, description="At most; 5 if nothing is given.")
         ] = None,
         next: Annotated[  # noqa: A002
-            str | None, Query(description="`paging.next` of the page before.")
+            str | None, Query(description="`paging.next` of the previous page.")
         ] = None,
     ) -> Response:
         pipeline = name(fqn.encode(), "fqn")
@@ -175,7 +175,7 @@ def progress_routes(node: NodeApi, max_readers: int, counters: HttpCounters) -> 
 
     @router.put(
         "/progress/{fqn}/{runId}",
-        summary="Say how far a run is",
+        summary="Report the progress of a run",
         response_class=Response,
         responses={200: {"description": "Stored."}},
         openapi_extra=_TAKES,
@@ -186,10 +186,10 @@ def progress_routes(node: NodeApi, max_readers: int, counters: HttpCounters) -> 
 
     @router.get(
         "/progress/{fqn}/{runId}",
-        summary="How far a run is",
+        summary="Progress of a run",
         response_class=JSONResponse,
         responses={
-            200: {"description": "What was sent last.", **_OBJECT},
+            200: {"description": "The latest progress.", **_OBJECT},
             204: {"description": "Nothing was sent."},
         },
     )
@@ -199,9 +199,9 @@ def progress_routes(node: NodeApi, max_readers: int, counters: HttpCounters) -> 
 
     @router.get(
         "/progress/{fqn}/stream/{runId}",
-        summary="How far a run is, live, as server-sent events",
+        summary="Progress of a run, live, as server-sent events",
         response_class=Response,
-        responses={200: {"description": "What was sent last, then each change.", **_EVENTS}},
+        responses={200: {"description": "The latest progress, then each change.", **_EVENTS}},
     )
     async def stream_progress(fqn: str, runId: str) -> Response:  # noqa: N803
         return ProgressStream(node, run_key(fqn, runId), max_readers=max_readers, counters=counters)
@@ -235,7 +235,7 @@ def progress_routes(node: NodeApi, max_readers: int, counters: HttpCounters) -> 
             int, Query(ge=1, le=_MOST_METRICS, description="Batches at most.")
         ] = _MOST_METRICS,
         next: Annotated[  # noqa: A002
-            str | None, Query(description="`paging.next` of the page before.")
+            str | None, Query(description="`paging.next` of the previous page.")
         ] = None,
     ) -> Response:
         after = 0 if next is None else int(ulids.parse(next))

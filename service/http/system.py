@@ -80,11 +80,13 @@ def health_routes(
 
     router = APIRouter(tags=["operation"])
 
-    @router.get("/health/live", summary="The process answers", response_model=Health)
+    @router.get("/health/live", summary="Liveness: the process answers", response_model=Health)
     async def live(request: Request) -> dict[str, Any]:
         return {"status": "live", "problems": problems_for(request)}
 
-    @router.get("/health/ready", summary="The node does what its role is", response_model=Health)
+    @router.get(
+        "/health/ready", summary="Readiness: the node fulfils its role", response_model=Health
+    )
     async def ready(request: Request) -> Response:
         problems = problems_for(request)
         if not node.ready:
@@ -93,7 +95,7 @@ def health_routes(
 
     calls = SharedCalls()
 
-    @router.get("/metrics", summary="Numbers for Prometheus", response_class=Response)
+    @router.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
     async def metrics() -> Response:
         # A scrape takes the event loop for a while: requests that come meanwhile share the next.
         content = b"" if scrape is None else await calls.call("metrics", scrape)
@@ -127,7 +129,7 @@ def verify_routes(verification: Verifier) -> APIRouter:
 
     @router.post(
         "/verify",
-        summary="Compare everything that is stored, line by line",
+        summary="Check all stored data for damage and gaps, line by line",
         description=_DESCRIPTION,
         response_class=StreamingResponse,
         responses={200: {"content": {_MEDIA_TYPE: {}}, "description": "Faults, then a summary"}},

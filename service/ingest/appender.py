@@ -487,8 +487,8 @@ class Appender:
         now_ms = self._now_ms()
         age_ms = self._deletions.age_ms(key, now_ms)
         raise RunDeleted(
-            f"the run was deleted {age_ms} ms ago, with all batches up to {ulids.encode(horizon)};"
-            f" {ulids.encode(ulid)} is one of them",
+            f"the run was deleted {age_ms} ms ago, with all batches up to"
+            f" {ulids.encode(horizon)}, and so with {ulids.encode(ulid)}",
             deleted_through=horizon,
             deleted_ms=now_ms - age_ms,
             age_ms=age_ms,

@@ -366,8 +366,8 @@ class DiskSpace:
             return None
         # The same words each time, since a problem is identified by its text.
         return (
-            "the disk of the journal is full: batches have no room beside "
-            f"the {self._min_free_bytes} bytes that are kept free"
+            f"the disk of the journal is full: only the {self._min_free_bytes} bytes that are"
+            f" kept free are left"
         )
 
 

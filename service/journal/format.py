@@ -357,7 +357,7 @@ def decode_batch(body: bytes | memoryview) -> BatchEntry:
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-_HINT = "Raise the limit of open files (ulimit -n, fs.file-max), or have fewer connections."
+_HINT = "Raise the limit of open files (ulimit -n, fs.file-max), or use fewer connections."
 
 
 @contextmanager

@@ -711,8 +711,8 @@ class Journal:
 
     def _full(self) -> JournalFull:
         return JournalFull(
-            f"the journal holds {self.bytes} bytes of at most {self._settings.max_bytes}: "
-            "the object store has not taken what it holds"
+            f"the journal holds {self.bytes} bytes of at most {self._settings.max_bytes}: the"
+            f" object store has not stored its lines"
         )
 
     def _encode_names(self, key: RunKey, connector: str | None) -> tuple[_Raw, _Raw, _Raw]:

@@ -44,7 +44,7 @@ OKLOG: tuple[DeclaredMetric, ...] = (
     counter("ingest_writer_syncs", "Group syncs of the journal.", lambda s: s.writer.journal.syncs),
     counter(
         "ingest_writer_flushes",
-        "Segments cut, by `age`, `size`, or `demand`: a caller waits for it.",
+        "Segments cut, by reason: `age`, `size`, or `demand` (a caller waits for the segment).",
         lambda s: s.writer.shipper.counters.cuts,
         "reason",
     ),
@@ -199,8 +199,8 @@ OPENMETADATA: tuple[DeclaredMetric, ...] = (
 
 _BREAKER = "Of the client: its circuit breaker. This service has none."
 _QUEUE = "Of the client: its queue. The service's is `tailrace_run_log_lag_lines`."
-_SESSION = "A run needs no session here: any node takes any batch of it."
-_INGESTION = "Counted by the client, which tells nobody but its own log."
+_SESSION = "Runs need no session: every node accepts every batch of a run."
+_INGESTION = "Counted by the client, and reported only in its own log."
 _PARTS = "Legacy in upstream's design; see `om_s3_multipart_uploads_active`."
 
 NOT_EXPORTED: dict[str, str] = {

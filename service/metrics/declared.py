@@ -209,7 +209,7 @@ class CompactorFile:
         left_out, alarms = (_value(families, name) for name in ("segments_left_out", "alarms"))
         found: list[str] = []
         if left_out:
-            what = "damaged segments are left out of the table until somebody decides"
+            what = "damaged segments are not in the table until they are repaired or given up"
             found.append(HealthProblem(what, f"{left_out:g} {what}: `tailrace verify` names them"))
         if alarms > left_out:
             what = f"the last compaction had {alarms:g} alarms: the compactor's log has them"
@@ -267,12 +267,10 @@ def _unreadable(sources: MetricSources) -> float:
 
 
 COMPACTION: tuple[DeclaredMetric, ...] = (
-    gauge("compaction_running", "1 while the compactor beside this service runs.", _running),
-    counter("compaction_starts", "Starts of the compactor beside this service.", _starts),
+    gauge("compaction_running", "1 while the compactor next to this service runs.", _running),
+    counter("compaction_starts", "Starts of the compactor next to this service.", _starts),
     counter(
-        "compaction_failures",
-        "Ends of the compactor beside this service that nobody asked for.",
-        _failures,
+        "compaction_failures", "Unexpected ends of the compactor next to this service.", _failures
     ),
     gauge(
         "compaction_file_unreadable",

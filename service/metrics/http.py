@@ -36,7 +36,8 @@ HTTP: tuple[DeclaredMetric, ...] = (
     gauge("connections", "HTTP connections that are open.", lambda s: s.http.connections),
     counter(
         "connections_refused",
-        "Connections refused before any route: too many, malformed, or a head that is too large.",
+        "Connections refused before routing: too many connections, a malformed request, or too"
+        " large a head.",
         lambda s: s.http.connections_refused,
     ),
     counter(
@@ -59,7 +60,7 @@ HTTP: tuple[DeclaredMetric, ...] = (
     ),
     counter(
         "appends_shed",
-        "Appends refused because this node sheds load: their clients send them elsewhere.",
+        "Appends refused because this node sheds load; clients send them to another node.",
         lambda s: s.http.shed,
     ),
     histogram(
@@ -88,23 +89,21 @@ HTTP: tuple[DeclaredMetric, ...] = (
         "door",
     ),
     counter(
-        "door_refused",
-        "Records that a door refused.",
-        lambda s: dict(s.http.door_refused),
-        "door",
+        "door_refused", "Records that a door refused.", lambda s: dict(s.http.door_refused), "door"
     ),
     counter(
         "disconnects",
-        "Clients that left before their body was complete.",
+        "Clients that disconnected before their body was complete.",
         lambda s: s.http.disconnects,
     ),
     gauge("stream_readers", "Live streams that are open.", lambda s: s.http.readers),
     counter("stream_events", "Frames sent to live streams.", lambda s: s.http.stream_events),
     counter("stream_bytes", "Bytes sent to live streams.", lambda s: s.http.stream_bytes),
-    gauge("queries_running", "Searches at work.", lambda s: s.query.running),
+    gauge("queries_running", "Searches that run.", lambda s: s.query.running),
     gauge(
         "oldest_query_overdue_seconds",
-        "For how long the oldest step of a search goes on a minute after the search's time limit.",
+        "Age of the oldest step of a search that still runs a minute after the search's time"
+        " limit.",
         lambda s: s.query.ongoing.overdue_seconds,
     ),
     gauge("queries_waiting", "Searches in the queue.", lambda s: s.query.waiting),
@@ -118,7 +117,7 @@ HTTP: tuple[DeclaredMetric, ...] = (
     ),
     counter(
         "skip_indexes_damaged",
-        "Skip indexes that were found damaged, so that their files were read whole.",
+        "Damaged skip indexes, whose table files searches read completely.",
         lambda s: s.query.indexes.damaged,
     ),
     gauge(
@@ -129,22 +128,22 @@ HTTP: tuple[DeclaredMetric, ...] = (
     counter("scan_copies_made", "Copies of table files made.", lambda s: s.query.copies.made),
     counter(
         "scan_copies_failed",
-        "Copies of table files that could not be made, so that the files themselves are read.",
+        "Copies of table files that could not be made, so that searches read the files themselves.",
         lambda s: s.query.copies.failed,
     ),
     gauge(
         "file_cache_bytes",
-        "Disk used by files of the table that are kept of a store on S3.",
+        "Disk used by cached table files of a store on S3.",
         lambda s: s.query.files.used_bytes,
     ),
     counter(
         "file_cache_fetched",
-        "Files of the table that were fetched from S3 to be kept.",
+        "Table files that were fetched from S3 into the cache.",
         lambda s: s.query.files.fetched,
     ),
     counter(
         "file_cache_failed",
-        "Times that files of the table could not be fetched or kept, so that searches read S3.",
+        "Table files that could not be fetched or cached, so that searches read S3.",
         lambda s: s.query.files.failed,
     ),
 )
@@ -173,7 +172,7 @@ QUEUE: tuple[DeclaredMetric, ...] = (
     ),
     counter(
         "queue_conflicts",
-        "Changes of a group that were repeated because another node was faster.",
+        "Changes of a group that were repeated because another node changed it first.",
         lambda s: s.queue.conflicts,
     ),
     counter(
@@ -181,7 +180,11 @@ QUEUE: tuple[DeclaredMetric, ...] = (
         "Reports on all groups that failed because of the store.",
         lambda s: s.queue.report_failures,
     ),
-    gauge("queue_waiting", "Consumers that wait at this node.", lambda s: s.queue.waiting),
+    gauge(
+        "queue_waiting",
+        "Consumers that wait for a segment at this node.",
+        lambda s: s.queue.waiting,
+    ),
     gauge(
         "queue_lag_segments",
         "Segments that the group has not committed, without failed ones.",
@@ -208,24 +211,17 @@ QUEUE: tuple[DeclaredMetric, ...] = (
     ),
     gauge(
         "queue_failed_segments",
-        "Segments of the group that were tried too often and wait for a decision.",
+        "Segments of the group that failed too often and wait for an operator's decision.",
         lambda s: {name: lag.failed for name, lag in s.queue.lags.items()},
         "group",
     ),
-    gauge(
-        "queue_groups_evicted",
-        "Groups that lost their place and that nobody has reset.",
-        lambda s: s.queue.evicted,
-    ),
+    gauge("queue_groups_evicted", "Evicted groups that were not reset.", lambda s: s.queue.evicted),
     counter(
-        "queue_evictions",
-        "How often the group lost its place.",
-        lambda s: dict(s.queue.evictions),
-        "group",
+        "queue_evictions", "Evictions of the group.", lambda s: dict(s.queue.evictions), "group"
     ),
     counter(
         "queue_dropped_segments",
-        "Failed segments of the group that were given up because nobody decided on them.",
+        "Failed segments of the group that were given up without an operator's decision.",
         lambda s: dict(s.queue.dropped),
         "group",
     ),

@@ -15,8 +15,8 @@ from tailrace.logstore.errors import JournalFailed
 STORE: tuple[DeclaredMetric, ...] = (
     counter(
         "store_requests",
-        "Calls of the object store that have ended: done, refused (an answer: a condition "
-        "failed or nothing was there), failed, unknown (it may have happened), left by the caller.",
+        "Finished calls of the object store: done, refused (a condition failed or the object"
+        " does not exist), failed, unknown (it may have happened), left by the caller.",
         lambda s: s.store.requests,
         "operation",
         "outcome",
@@ -53,8 +53,8 @@ STORE: tuple[DeclaredMetric, ...] = (
     ),
     gauge(
         "damaged_state_objects",
-        "State objects that were damaged when this node read them last: `/health/ready` names "
-        "them.",
+        "State objects that were damaged when this node last read them; `/health/ready` names"
+        " them.",
         lambda s: s.state.damaged,
     ),
     counter(
@@ -94,15 +94,15 @@ NODE: tuple[DeclaredMetric, ...] = (
     gauge("ready", "1 if batches are accepted.", lambda s: s.node.ready),
     gauge(
         "load",
-        "What the node has to do, 1 for as much as it can take: the largest of its journal, its lag"
-        " and its delay, each by its limit in `nodes.shed_…`.",
+        "Load of the node, 1 at its limit: the largest of journal, lag and delay, each divided"
+        " by its limit in `nodes.shed_…`.",
         lambda s: s.node.shedding.load,
     ),
     counter(
         "node_questions",
-        "Questions to other nodes by what came of them: answered, declined (not now), "
-        "unknown-question and unreadable (another version), wrong-secret, another-process, "
-        "timed-out, unreachable, failed.",
+        "Questions to other nodes by result: answered, declined (not now), unknown-question and"
+        " unreadable (another version), wrong-secret, another-process, timed-out, unreachable,"
+        " failed.",
         lambda s: s.node.members.outcomes,
         "outcome",
     ),
@@ -114,7 +114,7 @@ NODE: tuple[DeclaredMetric, ...] = (
     ),
     gauge(
         "nodes_unheard",
-        "Other nodes that may hold lines, and do not answer this one or refuse it.",
+        "Other nodes that may hold lines, and do not answer this node or refuse it.",
         lambda s: len(s.node.members.cut_off_from),
     ),
     gauge("shedding", "1 while the node sheds load.", lambda s: s.node.shedding.active),
@@ -131,7 +131,7 @@ NODE: tuple[DeclaredMetric, ...] = (
     ),
     counter(
         "batches_slowed",
-        "Batches that waited because the store accepts less than comes.",
+        "Batches that waited because the store accepts data more slowly than clients send it.",
         lambda s: s.writer.appender.slowed,
     ),
     counter(
@@ -156,14 +156,13 @@ NODE: tuple[DeclaredMetric, ...] = (
     ),
     gauge(
         "journal_lost_lines",
-        "Lines, at most, that damage of the journal took and that are in no segment, found"
-        " at the last start or since.",
+        "Upper bound of the lines lost to damage of the journal, found at the last start or since.",
         lambda s: s.writer.recovered.lost_lines,
     ),
     gauge(
         "journal_cut_off_bytes",
-        "Bytes of the journal that the last start could not read, and that no sync is known to"
-        " have covered: mostly a write that a crash broke off, but perhaps damage.",
+        "Bytes of the journal that the last start could not read, and that were perhaps never"
+        " synced: usually a write that a crash interrupted, rarely damage.",
         lambda s: sum(tail.size for tail in s.writer.recovered.torn),
     ),
     gauge(
@@ -176,7 +175,7 @@ NODE: tuple[DeclaredMetric, ...] = (
     histogram("fsync_seconds", "Time of one sync of the journal.", lambda s: s.fsync.seconds),
     gauge(
         "fsync_waiting_seconds",
-        "Time that the sync under way has taken so far; 0 if there is none.",
+        "Duration of the sync in progress; 0 without one.",
         lambda s: s.fsync.waiting_seconds(s.now),
     ),
     gauge(
@@ -191,7 +190,7 @@ NODE: tuple[DeclaredMetric, ...] = (
     ),
     gauge(
         "segment_lag_seconds",
-        "For how long the oldest line that is in no confirmed segment has waited.",
+        "Age of the oldest line that is in no confirmed segment.",
         lambda s: s.writer.shipper.unshipped.seconds,
     ),
     counter(
@@ -206,13 +205,13 @@ NODE: tuple[DeclaredMetric, ...] = (
     ),
     counter(
         "segment_failures",
-        "Uploads of segments that failed and are tried again.",
+        "Failed uploads of segments, which are retried.",
         lambda s: s.writer.shipper.failures,
     ),
     counter(
         "segment_process_failures",
-        "Processes for large segments that could not be started, ended or failed. The node makes "
-        "the segment itself then.",
+        "Processes for large segments that could not be started, ended or failed. The node then"
+        " makes the segment itself.",
         lambda s: s.writer.shipper.encode.failures,
     ),
     gauge(
@@ -222,12 +221,12 @@ NODE: tuple[DeclaredMetric, ...] = (
     ),
     gauge(
         "oldest_cut_seconds",
-        "For how long the oldest segment is being made or stored; 0 without one.",
+        "Age of the oldest segment that is being made or stored; 0 without one.",
         lambda s: s.writer.shipper.ongoing.oldest_seconds,
     ),
     gauge(
         "oldest_flush_seconds",
-        "For how long the oldest flush of a run into the store is under way; 0 without one.",
+        "Age of the oldest flush of a run into the store that is in progress; 0 without one.",
         lambda s: s.node.run_logs.flusher.ongoing.oldest_seconds,
     ),
     gauge(
@@ -277,7 +276,7 @@ RUN_LOGS: tuple[DeclaredMetric, ...] = (
     ),
     gauge(
         "run_log_lag_seconds",
-        "For how long the oldest line that is not yet in its run's chunks has waited.",
+        "Age of the oldest line that is not yet in its run's chunks.",
         lag_seconds,
         alias="text_lag_seconds",
     ),
@@ -308,7 +307,7 @@ RUN_LOGS: tuple[DeclaredMetric, ...] = (
     ),
     counter(
         "run_flush_failures",
-        "Flushes that failed and are tried again.",
+        "Failed flushes, which are retried.",
         lambda s: s.node.run_logs.flusher.failures,
     ),
     counter("chunks", "Chunks written.", lambda s: s.node.run_logs.run_flush.chunks_written),
@@ -319,7 +318,7 @@ RUN_LOGS: tuple[DeclaredMetric, ...] = (
     ),
     counter(
         "chunk_duplicates",
-        "Batches that a chunk left out because another copy was there.",
+        "Batches left out of a chunk because another copy of them exists.",
         lambda s: s.node.run_logs.run_flush.left_out,
     ),
     counter(
@@ -335,7 +334,7 @@ RUN_LOGS: tuple[DeclaredMetric, ...] = (
     ),
     gauge(
         "unreadable_segments",
-        "Segments whose bytes are not what was written.",
+        "Segments whose bytes do not match their checksum.",
         lambda s: s.node.run_logs.backlog.unreadable,
     ),
     counter(
@@ -348,7 +347,7 @@ RUN_LOGS: tuple[DeclaredMetric, ...] = (
     ),
     counter(
         "close_failures",
-        "Closes that failed and are tried again.",
+        "Failed closes, which are retried.",
         lambda s: s.node.run_logs.closer.failures,
     ),
     counter(
@@ -359,12 +358,12 @@ RUN_LOGS: tuple[DeclaredMetric, ...] = (
     counter(
         "lines_taken_back",
         "Lines that this node acknowledged while it was cut off, and that a deletion at another"
-        " node took back.",
+        " node removed.",
         lambda s: s.node.run_logs.taken_back.lines,
     ),
     counter(
         "runs_finalised",
-        "Runs closed because nobody did it in time.",
+        "Runs closed because their client did not close them in time.",
         lambda s: s.node.run_logs.sweeper.finalised,
     ),
     counter(
@@ -375,12 +374,12 @@ RUN_LOGS: tuple[DeclaredMetric, ...] = (
     counter("runs_deleted", "Deletions of runs.", lambda s: s.node.run_logs.deleter.deleted),
     counter(
         "chunks_swept",
-        "Chunks removed that no manifest names any more.",
+        "Chunks removed because no manifest names them.",
         lambda s: s.node.run_logs.sweeper.orphans,
     ),
     counter(
         "chunks_vanished",
-        "Chunks that a manifest names and somebody removed or overwrote.",
+        "Chunks that a manifest names, and that another program removed or overwrote.",
         lambda s: s.node.run_logs.chunk_repairer.vanished,
     ),
     counter(

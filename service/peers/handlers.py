@@ -74,10 +74,7 @@ class Answers:
     """The questions that a node answers."""
 
     def __init__(
-        self,
-        node: Answering,
-        clock: Clock,
-        scrape: Callable[[], Awaitable[bytes]] | None = None,
+        self, node: Answering, clock: Clock, scrape: Callable[[], Awaitable[bytes]] | None = None
     ) -> None:
         self._node = node
         self._scrape = scrape
@@ -106,7 +103,7 @@ class Answers:
         """Answers a question. Raises `NotFound` for an unknown one, `TailraceError`."""
         work = self._verbs.get(verb)
         if work is None:
-            raise NotFound(f"no question {verb!r}", hint="This node may be of an older version.")
+            raise NotFound(f"no question {verb!r}", hint="This node may have an older version.")
         if verb in _READS:
             with for_request():
                 return await work(rpc.decode(body))

@@ -491,8 +491,8 @@ class Membership:
                     await register.withdraw()
         if register.own is not None and register.own.holds and self.shared:
             log.warning(
-                "%s stays in the register, as %s: other nodes wait for it until it has started and"
-                " stopped again. `tailrace leases forget-node %s` lets it go for good",
+                "%s stays in the register, as %s: other nodes wait for it until it has started"
+                " and stopped again. `tailrace leases forget-node %s` removes it for good",
                 register.own.node,
                 why,
                 register.own.node,
@@ -530,8 +530,8 @@ class Membership:
         twin = await self.register.twin(own.node)
         if twin is not None:
             raise Forked(
-                f"the node {own.node} runs at {twin.url} already, on a folder of which this is a"
-                " copy, or the other way round",
+                f"the node {own.node} runs at {twin.url} already:"
+                " one of the two folders is a copy of the other",
                 files=twin.files,
             )
         await self.register.publish(
@@ -560,7 +560,7 @@ class Membership:
             back = await returned(seams.store, node, now_ms=now_ms, fresh_id=fresh_id)
             if back is not None:
                 log.warning(
-                    "the node %s was let go (tailrace leases forget-node) and is back: what its"
-                    " journal holds is served and brought into the store",
+                    "the node %s was let go (tailrace leases forget-node) and is back: the lines"
+                    " of its journal are served and stored",
                     node,
                 )

@@ -672,19 +672,19 @@ async def forget(
         others = sorted({entry.node for entry in found.values()})
         raise NotFound(
             f"the register has no node {node!r}",
-            hint=f"It has {', '.join(others) or 'none'}. Nor has the store the registration of such"
-            " a node that was stopped in good order and is not let go yet.",
+            hint=f"It has {', '.join(others) or 'none'}. The store has no registration of such a"
+            f" stopped node either.",
         )
     if there and not any(entry.holds for entry in there.values()):
         raise Conflict(
-            f"the node {node} only reads: it holds no lines, and nobody waits for it",
-            hint="Its entry goes by itself three minutes after its death.",
+            f"the node {node} is a query node: it holds no lines, and no node waits for it",
+            hint="Its entry is removed three minutes after its death.",
         )
     if await held_by(node) == node:
         raise Conflict(
             f"the node {node} lives: it holds its lease",
-            hint="Stop it with SIGTERM: it leaves by itself. If it is dead, wait until its lease is"
-            " over (coordination.lease_seconds).",
+            hint="Stop it with SIGTERM; it then leaves the register. If it is dead, wait until"
+            " its lease is over (coordination.lease_seconds).",
         )
     seq, pos = await _stored(store, node)
     made = ForgottenNode(

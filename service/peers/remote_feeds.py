@@ -69,7 +69,7 @@ class JournalAnswers:
         until = self._clock.monotonic() + min(float(message.head["seconds"]), _WAIT_SECONDS)
         while True:
             if self._stopped():
-                raise Conflict("the node has stopped", hint="What it held is in the store.")
+                raise Conflict("the node has stopped", hint="Its lines are in the store.")
             with self._pin() as pin:
                 if pin.end_pos > start or self._clock.monotonic() >= until:
                     return await asyncio.to_thread(self._encoded, pin, start)

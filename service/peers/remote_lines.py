@@ -323,10 +323,7 @@ def question(request: QueryRequest) -> bytes:
 def encoded(batches: Iterable[pa.RecordBatch]) -> list[bytes]:
     """Encodes records as the parts of an answer."""
     sinks = [pa.BufferOutputStream(), pa.BufferOutputStream()]
-    with (
-        pa.ipc.new_stream(sinks[0], _PLAIN) as plain,
-        pa.ipc.new_stream(sinks[1], _MARKS) as marks,
-    ):
+    with pa.ipc.new_stream(sinks[0], _PLAIN) as plain, pa.ipc.new_stream(sinks[1], _MARKS) as marks:
         for batch in batches:
             plain.write_batch(batch.select(_PLAIN.names))
             marks.write_batch(batch.select(_MARKS.names))

@@ -266,12 +266,7 @@ _MAX_PAUSE_SECONDS: Final = 30.0
 _REFUSAL_SECONDS: Final = 60.0
 _MOST_REFUSALS: Final = 16
 _HEARD: Final = frozenset(
-    {
-        AskOutcome.ANSWERED,
-        AskOutcome.DECLINED,
-        AskOutcome.UNKNOWN_QUESTION,
-        AskOutcome.UNREADABLE,
-    }
+    {AskOutcome.ANSWERED, AskOutcome.DECLINED, AskOutcome.UNKNOWN_QUESTION, AskOutcome.UNREADABLE}
 )
 _REFUSING: Final = frozenset({AskOutcome.NOT_ADMITTED, AskOutcome.ANOTHER_PROCESS})
 _LASTING: Final = frozenset({AskOutcome.UNKNOWN_QUESTION, AskOutcome.UNREADABLE})
@@ -415,7 +410,10 @@ class Contacts:
         for address in holding:
             verb, outcome = self._unread.get(address.instance, ("", AskOutcome.ANSWERED))
             if outcome is AskOutcome.UNKNOWN_QUESTION:
-                found.append(f"the node {address.node} is of an older version: no question {verb}")
+                found.append(
+                    f"the node {address.node} is of an older version: the question"
+                    f" {verb} is unknown"
+                )
             elif outcome is AskOutcome.UNREADABLE:
                 found.append(f"answers of the node {address.node} to {verb} cannot be read here")
         return found + self._refusal_sentences(others, self._clock.monotonic() - age)
@@ -423,7 +421,7 @@ class Contacts:
     def _sentence(self, address: NodeAddress) -> str:
         said = _SAID[self._unheard[address.instance].outcome]
         where = f" ({address.url})" if address.url else ""
-        return f"the node {address.node} {said}; its newest lines are not shown{where}"
+        return f"the node {address.node} {said}; its newest lines are missing{where}"
 
     def _refusal_sentences(self, others: Iterable[NodeAddress], read_at: float) -> list[str]:
         since = self._clock.monotonic() - _REFUSAL_SECONDS

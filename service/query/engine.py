@@ -430,7 +430,7 @@ class DatabasePool:
                 raise
         except ProcessEnded as error:
             raise Unavailable(
-                f"the process of a search could not be used: {error}", hint="Try it again."
+                f"the process of a search could not be used: {error}", hint="Retry the search."
             ) from error
 
     def open_one(self) -> None:

@@ -126,14 +126,13 @@ class Contents:
         except NotFound as error:
             raise NotFound(
                 f"no segment {name.id}",
-                hint="It may have been deleted: all groups had it, or were evicted.",
+                hint="It may have been removed, because all groups committed it or were evicted.",
             ) from error
         deleted = tuple(_touching(await self._deletions(), stored.footer))
         for key, all_of_it in self._unreadable().items():
             if any(_touching([all_of_it], stored.footer)):
                 raise StoreUnavailable(
-                    f"{name.id} has lines of which nobody knows whether they are deleted: {key}"
-                    " cannot be read",
+                    f"{name.id} may have deleted lines, because {key} cannot be read",
                     hint=advice(key),
                 )
         return OpenedSegment(name, info, stored, deleted)

@@ -132,7 +132,7 @@ class NewGroups:
             raise OverQuota(
                 f"{len(made)} consumer groups were made from this address within an hour",
                 retry_after_seconds=math.ceil(made[0] + _HOUR_SECONDS - now),
-                hint="Use a group again: its name is what keeps its place. An operator can raise "
+                hint="Reuse a group: its name identifies its position. An operator can raise "
                 "queue.new_groups_per_hour.",
             )
         made.append(now)
@@ -381,7 +381,7 @@ class ConsumerGroupWriter:
     def _moment(self) -> TimeInterval:
         time = self._shared.time
         if not time.known:
-            raise StoreUnavailable("the store has not told its time yet")
+            raise StoreUnavailable("the store's clock is not known yet")
         return TimeInterval(time.at_least_ms(), time.at_most_ms())
 
 
@@ -478,7 +478,7 @@ class SegmentQueue:
         """
         _check_group(name)
         if self._stopping:
-            raise NodeNotReady("the node is stopping", hint="Ask another node, or later.")
+            raise NodeNotReady("the node is stopping", hint="Ask another node, or try again later.")
         await self._bounded(name, peer)
         claim = self._shared.fresh_id()
         try:

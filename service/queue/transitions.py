@@ -177,7 +177,7 @@ def retry(
         if name not in failed:
             raise NotFound(
                 f"{name.id} has not failed in group {group.name!r}",
-                hint="GET /segments/groups/{group} has those that did.",
+                hint="GET /segments/groups/{group} lists failed segments.",
             )
         old = failed[name]
         again = PendingSegment(old.epoch, 0, 0, "", old.low, old.size, 0, old.reason)
@@ -197,7 +197,7 @@ def overdue(group: ConsumerGroup, moment: TimeInterval, settings: QueueSettings)
     """Fails segments whose leases expired too often, since they may crash their consumers."""
     for name, pending in _pending(group):
         if _left_behind(pending, moment) and _too_often(group, pending, settings):
-            reason = pending.reason or f"its lease ran out; it was leased {pending.attempts} times"
+            reason = pending.reason or f"its lease expired; it was leased {pending.attempts} times"
             group = _failed(group, name, pending, reason, moment)
     return group
 
@@ -312,7 +312,7 @@ def _returned(
 ) -> ConsumerGroup:
     reason = reason[:_REASON_CHARACTERS]
     if _too_often(group, pending, settings):
-        return _failed(group, name, pending, reason or "its consumer said so", moment)
+        return _failed(group, name, pending, reason or "its consumer reported a failure", moment)
     times = 0 if group.of_pipeline else pending.attempts - 1
     pause = doubled(settings.retry_seconds, times, settings.longest_retry_seconds)
     available = moment.at_most_ms + round(pause * 1000)

@@ -463,7 +463,7 @@ class HeldLines:
 
     def _since(self, since: Sequence[tuple[RunKey, int]], taken: int | None) -> News:
         if self.stopped:
-            raise Conflict("the node has stopped", hint="What it held is in the store.")
+            raise Conflict("the node has stopped", hint="Its lines are in the store.")
         with self._pin() as pin:
             runs = [
                 number
@@ -777,13 +777,7 @@ class Deletions:
         return moment_ms + least_ms - (_UNSURE_MS if least_ms < most_ms else 0)
 
     def note(
-        self,
-        fqn: str,
-        run: str | None,
-        t: int,
-        *,
-        own: bool = False,
-        moment_ms: int | None = None,
+        self, fqn: str, run: str | None, t: int, *, own: bool = False, moment_ms: int | None = None
     ) -> None:
         """Raises a horizon at once, in memory; `own`: the deletion is made here.
 
@@ -905,8 +899,8 @@ class TakenBack:
         if lines:
             self.lines += lines
             log.warning(
-                "a deletion at another node, of which this one hears late, takes back %d lines of"
-                " %s that this one had acknowledged meanwhile",
+                "a deletion at another node, reported late, removes %d lines of %s that this"
+                " node had acknowledged meanwhile",
                 lines,
                 f"the pipeline {fqn!r}" if run is None else f"the run {run!r} of {fqn!r}",
             )

@@ -44,14 +44,7 @@ import numpy as np
 
 from service.run_log.backlog import Fork
 from service.run_log.chunks import Piece
-from service.run_log.lines import (
-    PREFIX,
-    HeldPlace,
-    LineSum,
-    given,
-    heads_of,
-    place_of_line,
-)
+from service.run_log.lines import PREFIX, HeldPlace, LineSum, given, heads_of, place_of_line
 from service.run_log.snapshot import (
     ChunkPlace,
     RunSnapshot,

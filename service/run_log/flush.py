@@ -105,7 +105,7 @@ class Trimmer:
                 return await self._manifests.update_by(key, decide), replaced
             except Moved as error:  # merged or closed while its chunks were read
                 moved = error
-        raise StoreUnavailable(f"the chunks of {key.fqn}/{key.run} move all the time: {moved}")
+        raise StoreUnavailable(f"the chunks of {key.fqn}/{key.run} change all the time: {moved}")
 
     async def through(self, manifest: Manifest, t: int) -> Manifest:
         """Returns `manifest.deleted_through(t)`, with lines above `t` of chunks that straddle it.
@@ -335,7 +335,7 @@ class RunFlush:
                 # costs the swap, and the flush then selects again.
                 newer = (await self._manifests.get(key)).manifest
                 manifest = await self._trimmer.through(newer, horizon)
-        raise StoreUnavailable(f"the chunks of {key.fqn}/{key.run} move all the time: {moved}")
+        raise StoreUnavailable(f"the chunks of {key.fqn}/{key.run} change all the time: {moved}")
 
     def _with(
         self, manifest: Manifest, source: NewBatches, part: Indexes, made: _Made | None
@@ -680,9 +680,5 @@ class Flusher:
 
     async def _raise(self, segment: ConfirmedSegment) -> None:
         await raise_watermark(
-            self._store,
-            segment.node,
-            fresh_id=self._fresh_id,
-            seq=segment.seq,
-            pos=segment.end,
+            self._store, segment.node, fresh_id=self._fresh_id, seq=segment.seq, pos=segment.end
         )

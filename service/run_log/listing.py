@@ -697,12 +697,7 @@ class Listing:
         return sorted(found)
 
     async def pipeline_page(
-        self,
-        wanted: TextTest | None,
-        limit: int,
-        after: str | None,
-        *,
-        reported: ReportedRuns,
+        self, wanted: TextTest | None, limit: int, after: str | None, *, reported: ReportedRuns
     ) -> NamePage:
         """Returns at most `limit` names of pipelines that have runs, in the order of their keys.
 
@@ -719,11 +714,7 @@ class Listing:
             return NamePage(names[:limit], None, hot.silent, held=True)
 
     async def _pipeline_page(
-        self,
-        wanted: TextTest | None,
-        limit: int,
-        after: str | None,
-        reported: ReportedRuns,
+        self, wanted: TextTest | None, limit: int, after: str | None, reported: ReportedRuns
     ) -> NamePage:
         known = await self._hot()
         hot = {encode(key.fqn): key.fqn for key in known.keys}

@@ -163,7 +163,7 @@ class LogNow:
         gone = sorted({*now.elsewhere.silent} - self.log.silent)
         if gone:
             raise Unavailable(
-                f"the rest of the reply is of nodes that do not answer any more: {', '.join(gone)}",
+                f"the rest of the reply is on nodes that no longer answer: {', '.join(gone)}",
                 hint="Request the whole reply again.",
             )
         raise Moved("lines of a reply in progress are neither in chunks nor at a node")

@@ -82,13 +82,7 @@ class OrphanEvidence:
     """The evidence for one node; `progress` says which of its own lines are in chunks."""
 
     def __init__(
-        self,
-        store: ObjectStore,
-        node: str,
-        *,
-        prefix: str,
-        progress: FlushProgress,
-        foreign: str,
+        self, store: ObjectStore, node: str, *, prefix: str, progress: FlushProgress, foreign: str
     ) -> None:
         self._store = store
         self._node = node
@@ -338,7 +332,7 @@ class RunRebuilder:
             await self._writer.remove(key, manifest.chunks)
             return None
         self.rebuilt += 1
-        log.warning("the log of %s/%s was gone; it is made again from records", key.fqn, key.run)
+        log.warning("the log of %s/%s was missing; rebuilding it from records", key.fqn, key.run)
         return stored
 
 
@@ -563,7 +557,7 @@ class ChunkRepairer:
                 return True  # merged, or about to be sealed, meanwhile
             self.vanished += 1
             log.warning(
-                "chunk %s of %s/%s was taken away or written over; making it again",
+                "chunk %s of %s/%s was removed or overwritten; rebuilding it",
                 vanished[0].id,
                 key.fqn,
                 key.run,

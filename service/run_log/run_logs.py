@@ -172,7 +172,7 @@ class RunLogs:
             except Moved:
                 tries += 1
             if tries > 1 and not await self.chunk_repairer.repair(key) and tries > _TRIES:
-                raise StoreUnavailable(f"the chunks of {key.fqn}/{key.run} move all the time")
+                raise StoreUnavailable(f"the chunks of {key.fqn}/{key.run} change all the time")
 
     async def last_ulid(self, key: RunKey) -> int:
         """Returns the highest batch ULID in the run's chunks, 0 if they have none."""
@@ -209,7 +209,7 @@ class RunLogs:
             found.append(HealthProblem("segments cannot be read", what))
         found += self.chunk_repairer.problems()
         found += [
-            f"segment {seq} of {node} is missing, and what is behind it waits"
+            f"segment {seq} of {node} is missing, and later segments wait"
             for node, seq in self.backlog.gaps.items()
         ]
         return found
@@ -303,13 +303,7 @@ def open_run_logs(
         node, store, manifests, prefix=prefix, gone=is_gone, lacks=backlog.lacks
     )
     merger = ChunkMerger(store, manifests, chunks, locks, tuning)
-    sorter = ChunkSorter(
-        manifests,
-        chunks,
-        writer,
-        chunk_bytes=tuning.chunk_bytes,
-        foreign=WRITER,
-    )
+    sorter = ChunkSorter(manifests, chunks, writer, chunk_bytes=tuning.chunk_bytes, foreign=WRITER)
     chunk_repairer = ChunkRepairer(store, manifests, chunks, writer, clock, records=around.records)
     evidence = OrphanEvidence(store, node, prefix=prefix, progress=progress, foreign=WRITER)
     rebuilder = RunRebuilder(

@@ -175,7 +175,7 @@ class Sealer:
                 continue
             await self._sorter.discard(manifest, exchanges.values())
             return manifest
-        raise StoreUnavailable(f"the chunks of {key.fqn}/{key.run} move all the time: {moved}")
+        raise StoreUnavailable(f"the chunks of {key.fqn}/{key.run} change all the time: {moved}")
 
     async def _build(self, manifest: Manifest, closing: PendingSeal) -> None:
         group = manifest.chunks[: len(closing.chunks)]

@@ -211,8 +211,8 @@ def read_identity(fs: FileSystem, folder: str) -> NodeIdentity | None:
     except (ValueError, TypeError, KeyError) as error:
         raise Damaged(
             f"{path} does not hold a node's identity: {error}",
-            hint="Restore the file from a copy. Deleting it makes this a new node "
-            "that takes over what the journal holds.",
+            hint="Restore the file from a copy. If you delete it, the folder becomes a new node"
+            " that takes over the journal's lines.",
         ) from error
 
 

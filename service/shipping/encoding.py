@@ -335,7 +335,7 @@ class EncodingWorker:
 def send(to: socket.socket, head: Mapping[str, Any], *parts: Part) -> None:
     """Sends a message: the size of its head, the head with the sizes of its parts, the parts.
 
-    Raises `EncoderFailed` if the other end is gone.
+    Raises `EncoderFailed` if the other end is closed.
     """
     views = [part if isinstance(part, bytes) else part.view(np.uint8).data for part in parts]
     text = orjson.dumps({**head, "sizes": [len(view) for view in views]})
@@ -348,7 +348,7 @@ def send(to: socket.socket, head: Mapping[str, Any], *parts: Part) -> None:
 
 
 def receive(source: socket.socket) -> tuple[Mapping[str, Any], list[bytearray]]:
-    """Receives the next message. Raises `EncoderFailed` if the other end is gone."""
+    """Receives the next message. Raises `EncoderFailed` if the other end is closed."""
     (size,) = _SIZE.unpack(_exactly(source, _SIZE.size))
     head: dict[str, Any] = orjson.loads(_exactly(source, size))
     return head, [_exactly(source, size) for size in head["sizes"]]
@@ -363,7 +363,7 @@ def _exactly(source: socket.socket, size: int) -> bytearray:
             except OSError as error:
                 raise EncoderFailed(f"nothing comes: {error}") from error
             if more == 0:
-                raise EncoderFailed("the other end is gone")
+                raise EncoderFailed("the other end is closed")
             got += more
     return data
 

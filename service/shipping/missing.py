@@ -178,7 +178,7 @@ async def give_up_missing(store: ObjectStore, key: str) -> None:
     async def change(found: dict[str, Any] | None) -> dict[str, Any] | None:
         if found is None or not found.get("missing"):
             raise InvalidInput(
-                f"{key} names no missing segments", hint="`tailrace verify` says what does."
+                f"{key} names no missing segments", hint="`tailrace verify` lists them."
             )
         return {name: value for name, value in found.items() if name != "missing"}
 

@@ -252,7 +252,7 @@ class BackupFolder:
         path, digest, size = self._place(entry.sha256), hashlib.sha256(), 0
         with translated(path):
             if self._fs.stat(path) is None:
-                raise Damaged(f"{entry.key}: {path} is gone")
+                raise Damaged(f"{entry.key}: {path} is missing")
             file = self._fs.open(path, "read")
             try:
                 while piece := file.pread(PIECE_BYTES, size):

@@ -47,8 +47,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--repair",
         action="store_true",
-        help="quarantine damaged segments, and bring back those that are intact again; nothing "
-        "is deleted",
+        help="quarantine damaged segments, and bring back segments that are intact again;"
+        " nothing is deleted",
     )
     what.add_argument(
         "--give-up",

@@ -268,7 +268,7 @@ class LeaseAdmin:
             if old.status is Status.ASSIGNED:
                 raise Conflict(
                     f"{key!r} of {source!r} has not ended: {old.owner} works on it",
-                    hint="`reset` with force takes it away.",
+                    hint="`reset` with force frees it.",
                 )
             return reopened(old, now_ms)
 
@@ -366,7 +366,7 @@ class LeaseAdmin:
 
     def _now_ms(self) -> int:
         if not self._partitions.time.known:
-            raise StoreUnavailable("no answer of the store was quick enough to tell its time")
+            raise StoreUnavailable("the store's answers are too slow to measure its clock")
         return self._partitions.time.at_most_ms()
 
     async def _free(self, stored: StoredLease, *, force: bool) -> LeaseEntry:
@@ -379,7 +379,7 @@ class LeaseAdmin:
         if entry.held and not force:
             raise Conflict(
                 f"{entry.key!r} of {entry.source!r} is held by {entry.owner}",
-                hint="Say force to take it away; its owner notices at its next write.",
+                hint="Free it with force; its owner notices at its next write.",
             )
 
     async def _refuse_named(self, source: str, key: str) -> None:
@@ -394,7 +394,7 @@ class LeaseAdmin:
 def _nothing(source: str, key: str) -> NotFound:
     return NotFound(
         f"there is no lease of {key!r} of {source!r}",
-        hint="The list has them: `tailrace leases`, GET /leases.",
+        hint="List leases with `tailrace leases` or GET /leases.",
     )
 
 

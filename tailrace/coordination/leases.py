@@ -97,11 +97,11 @@ class CoordinationCounters:
     failed: int = 0
     """Partitions that became FAILED."""
     supplies_lost: int = 0
-    """Runs of the supplier that outlived their lease, and were broken off."""
+    """Runs of the supplier that lasted longer than their lease, and were cancelled."""
     held_back: int = 0
-    """Acquires that were refused as this worker holds its fair share."""
+    """Acquisitions refused because this worker holds its fair share."""
     asked_back: int = 0
-    """Partitions that were asked back for others."""
+    """Partitions that were requested back for other workers."""
     renewal_errors: int = 0
     update_errors: dict[Action, int] = field(
         default_factory=lambda: {"saveState": 0, "close": 0, "complete": 0}
@@ -118,7 +118,7 @@ class Count(NamedTuple):
 
 _HELP: Final = {
     "supplied": "Runs of the supplier of new partitions.",
-    "none_acquired": "Acquires that found no partition.",
+    "none_acquired": "Acquisitions that found no partition.",
     "created": "Partitions created.",
     "acquired": "Leases acquired.",
     "completed": "Partitions done for good.",
@@ -126,7 +126,7 @@ _HELP: Final = {
     "deleted": "Partitions and named leases removed by their owner.",
     "given_up": "Leases given up before the end of the work.",
     "saved": "Saves of progress.",
-    "not_found": "Leases lost because somebody deleted the item.",
+    "not_found": "Leases lost because the item was deleted.",
     "not_owned": "Leases lost to another owner, or to time.",
 }
 
@@ -145,14 +145,18 @@ OURS: Final = (
     Count(
         "supplies_lost",
         "partition_supplies_lost",
-        "Runs of the supplier that outlived their lease, and were broken off.",
+        "Runs of the supplier that lasted longer than their lease, and were cancelled.",
     ),
     Count(
         "held_back",
         "partitions_held_back",
-        "Acquires refused because this process holds its fair share.",
+        "Acquisitions refused because this process holds its fair share.",
     ),
-    Count("asked_back", "partitions_asked_back", "Partitions that were asked back for others."),
+    Count(
+        "asked_back",
+        "partitions_asked_back",
+        "Partitions that were requested back for other workers.",
+    ),
     Count(
         "renewal_errors", "lease_renewal_errors", "Heartbeats of a lease that the store refused."
     ),
@@ -621,7 +625,7 @@ class LeaseManager:
         if not self.store.time.known:
             await self.store.get(source, "?")  # for the time of the answer
         if not self.store.time.known:
-            raise StoreUnavailable("the store's time is not known yet: its answers take too long")
+            raise StoreUnavailable("the store's clock is not known yet: its answers are too slow")
         return Claim(
             self.owner,
             lease_ms,

@@ -133,7 +133,7 @@ def check_changed(progress: str | None, priority: float) -> None:
         raise TooLarge(
             f"progress has more than {MAX_PROGRESS_BYTES} bytes",
             field="progress",
-            hint="Keep what is large in an object of its own, and its key as progress.",
+            hint="Store large data in an object of its own, and its key as progress.",
         )
     if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
         raise InvalidInput(f"{priority} is not from -1e9 to 1e9", field="priority")

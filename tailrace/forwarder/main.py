@@ -74,7 +74,7 @@ def _open_checkpoints(folder: str, syncs: SyncCounts) -> Checkpoints:
         except StorageFailed as error:
             if str(error) != said:
                 said = str(error)
-                log.warning("nothing is read until the checkpoints can be saved: %s", error)
+                log.warning("reading stops until the checkpoints can be saved: %s", error)
         time.sleep(STORAGE_RETRY_SECONDS)
 
 
@@ -83,8 +83,8 @@ def refuse_windows(platform: str) -> None:
     if platform == "win32":
         raise InvalidInput(
             "the forwarder does not run on Windows",
-            hint="It follows files by inodes and open handles: run it on Linux or macOS, or write"
-            " with tailrace-client.",
+            hint="It follows files by inodes and open handles. Run it on Linux or macOS, or send"
+            " lines with tailrace-client.",
         )
 
 

@@ -111,8 +111,8 @@ class RunDeleted(Conflict):
     """
 
     hint = (
-        "Drop lines that were logged before the deletion (deleted_ms_ago). Send later ones under"
-        " the new batch id next_batch, or without an id."
+        "Drop lines that were logged before the deletion (deleted_ms_ago). Send later lines"
+        " under the new batch id next_batch, or without an id."
     )
 
     def __init__(
@@ -160,7 +160,7 @@ class NotAuthenticated(TailraceError):
 class Forbidden(TailraceError):
     """Whoever sent the request may not do this."""
 
-    hint = "The rules of access must grant the token this scope for this pipeline."
+    hint = "Grant the token this scope for this pipeline in the rules of access."
 
 
 class NotFound(TailraceError):
@@ -210,7 +210,7 @@ class Overloaded(Unavailable):
     """The node has too much to do for a batch that its client can send elsewhere."""
 
     retry_after_seconds = 1
-    hint = "Send it to another node, or later, under the same id."
+    hint = "Send it to another node, or later, with the same id."
 
 
 class JournalFull(Unavailable):
@@ -235,7 +235,7 @@ class Damaged(TailraceError):
 class ChunkLost(Damaged):
     """A chunk vanished from the store, and its lines are neither in a segment nor in the table."""
 
-    hint = "Restore the object from a copy of the bucket, or read the lines behind it."
+    hint = "Restore the object from a copy of the bucket, or read the lines after it."
 
 
 class UnsupportedVersion(Damaged):

@@ -866,7 +866,7 @@ def unknown_outcome(what: str, *, started: bool) -> Iterator[None]:
             raise
         raise OutcomeUnknown(
             f"{what}: {error.strerror or error}; the object may have been written",
-            hint=_HINTS.get(error.errno or 0, "Look at the object before you write again."),
+            hint=_HINTS.get(error.errno or 0, "Read the object before you write again."),
         ) from error
 
 
@@ -888,7 +888,7 @@ def _store_error(what: str, error: OSError) -> TailraceError:
 
 def read_token(path: str, *, field: str | None = None) -> str:
     """The token in a file of one line. Raises `InvalidInput` with `field`: unreadable or empty."""
-    hint = "It is a file with one line, the token, which this user may read."
+    hint = "Name a file with one line, the token, that this user may read."
     try:
         with open(path, encoding="ascii") as file:
             token = file.read().strip()
@@ -905,7 +905,7 @@ def hint_of_trust(error: Exception, setting: str) -> str | None:
     """Returns the hint for an error about an untrusted certificate; None for other errors."""
     if "CERTIFICATE_VERIFY_FAILED" not in str(error):
         return None
-    return f"Name its authority's certificate with {setting}, or with SSL_CERT_FILE."
+    return f"Name the certificate of its authority with {setting}, or with SSL_CERT_FILE."
 
 
 def trust(ca_file: str, *, field: str) -> ssl.SSLContext:
@@ -916,5 +916,5 @@ def trust(ca_file: str, *, field: str) -> ssl.SSLContext:
         raise InvalidInput(
             f"the certificates in {ca_file} cannot be read: {error}",
             field=field,
-            hint="It is a file in PEM format, which this user may read.",
+            hint="Name a file in PEM format that this user may read.",
         ) from error

@@ -86,7 +86,7 @@ def check_new_name(name: str, field: str) -> None:
         raise InvalidName(
             f"{field} is {name!r}, which is a folder in every URL",
             field=field,
-            hint="Browsers and clients leave it out of addresses. Choose another name.",
+            hint="Browsers and clients remove it from addresses. Choose another name.",
         )
 
 

@@ -51,7 +51,7 @@ _LETTERS_BYTES: Final = 8 << 20
 _SECRET: Final = re.compile(r"\.(?:url|headers)\b")
 """Keys of appenders that hold tokens."""
 _HINT: Final = "The keys are listed in docs/use/pipelines.md."
-_PLUGIN: Final = "The appender is a plugin's: whoever wrote it has to mend that."
+_PLUGIN: Final = "The appender belongs to a plugin: report this to its author."
 _DEFAULTS: Final = PipelineDefaults()
 
 
@@ -431,7 +431,7 @@ class _Chosen:
         if other is not None:
             raise InvalidInput(
                 f"{one.path} and {other.path} both are the pipeline {one.name!r}",
-                hint="A pipeline's name is that of its checkpoints: give each its own.",
+                hint="A pipeline's name identifies its checkpoints: give each pipeline its own.",
             )
         self._writers.add(one)
         self.found[one.name] = one

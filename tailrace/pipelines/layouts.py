@@ -409,7 +409,7 @@ def _java_time(form: str) -> _Time:
         elif token.startswith("'"):
             formats[-1] += (token[1:-1].replace("''", "'") or "'").replace("%", "%%")
         elif token[0].isalpha():
-            raise ValueError(f"has the time format {form!r}, of which {token!r} is not supported")
+            raise ValueError(f"has the time format {form!r}, and {token!r} is not supported")
         else:
             formats[-1] += token.replace("%", "%%")
     return _Time(tuple(formats), tuple(digits))

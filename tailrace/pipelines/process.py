@@ -228,12 +228,12 @@ METRICS: Final[tuple[Declared[PipelinesProcess], ...]] = (
     _counter("events", "Events that were given to the appender.", lambda c: c.given),
     _counter(
         "late_events",
-        "Events that came after later ones had been given; they are out of order.",
+        "Events that arrived after later events were sent, and are out of order.",
         lambda c: c.late,
     ),
     _counter(
         "forced_events",
-        "Events that were given before their time, because too many waited.",
+        "Events that were sent early, because too many waited.",
         lambda c: c.forced,
     ),
     _counter(
@@ -248,7 +248,7 @@ METRICS: Final[tuple[Declared[PipelinesProcess], ...]] = (
     _counter("dead_letters", "Events that went to the dead-letter file.", lambda c: c.dead_letters),
     _counter(
         "refused_events",
-        "Events that the appender can never take as they are, and that became dead letters.",
+        "Events that the appender refused for good, and that became dead letters.",
         lambda c: c.refused,
     ),
     _counter(
@@ -263,9 +263,7 @@ METRICS: Final[tuple[Declared[PipelinesProcess], ...]] = (
     _counter(
         "damaged_segments", "Segments that cannot be read and were skipped.", lambda c: c.damaged
     ),
-    _counter(
-        "errors", "Failures of the appender, each of which is tried again.", lambda c: c.failures
-    ),
+    _counter("errors", "Failures of the appender, which are retried.", lambda c: c.failures),
     _counter("checkpoints", "Checkpoints that were saved.", lambda c: c.checkpoints),
     _gauge("queue_bytes", "Bytes of events that wait for their time.", _queue_bytes),
     _gauge(
@@ -306,11 +304,11 @@ METRICS: Final[tuple[Declared[PipelinesProcess], ...]] = (
     ),
     _gauge(
         "failing",
-        "Whether the appender fails, and is tried again.",
+        "1 while the appender fails and is retried.",
         lambda w: w.failure is not None,
     ),
-    _gauge("disabled", "Whether the dead-letter file takes the events.", lambda w: w.disabled),
-    _gauge("replaying", "Whether a replay is under way.", _replaying),
+    _gauge("disabled", "1 while events go to the dead-letter file.", lambda w: w.disabled),
+    _gauge("replaying", "1 while a replay runs.", _replaying),
     Declared(
         "tailrace_pipelines_evicted",
         "gauge",
@@ -321,13 +319,14 @@ METRICS: Final[tuple[Declared[PipelinesProcess], ...]] = (
     Declared(
         "tailrace_pipelines_wrong_files",
         "gauge",
-        "Files of pipelines and plugins that are wrong; what runs of them goes on as it was.",
+        "Invalid files of pipelines and plugins; running pipelines continue with their last"
+        " valid file.",
         lambda process: len(process.wrong),
     ),
     Declared(
         "tailrace_pipelines_segments_decoded",
         "counter",
-        "Segments that were fetched and decoded, each for all appenders that are up to date.",
+        "Segments that were fetched and decoded, once for all appenders that are up to date.",
         lambda process: process.source.decoded,
     ),
     Declared(
@@ -496,7 +495,10 @@ class PipelinesProcess:
         seconds = self._world.settings.pipelines.stop_seconds
         _, hanging = await asyncio.wait(list(self._workers), timeout=seconds)
         for task in hanging:
-            log.error("%s hangs: what it has not saved comes again", self._workers[task].name)
+            log.error(
+                "%s hangs: events that it has not saved will be sent again",
+                self._workers[task].name,
+            )
             task.cancel()
         if hanging:
             await asyncio.wait(hanging)
@@ -528,7 +530,11 @@ class PipelinesProcess:
         now = {path: with_hint(error) for path, error in wrong.items()}
         for path, what in sorted(now.items()):
             if self.wrong.get(path) != what:
-                log.error("a file is wrong, and what runs of it goes on as it is: %s", what)
+                log.error(
+                    "a pipeline's file is invalid, and its pipeline continues with the"
+                    " last valid file: %s",
+                    what,
+                )
         self.wrong = now
 
     def _stop(self, pipeline: str) -> None:

@@ -487,7 +487,7 @@ class AppenderWorker:
         progress.nodes, progress.changed = dict(checkpoint.nodes), False
         progress.urgent = False
         if progress.replay is not None and checkpoint.replay is None:
-            log.info("%s has given everything again", self.name)
+            log.info("%s has replayed all events", self.name)
         progress.replay = checkpoint.replay
         self.counts.checkpoints += 1
         self.checkpoint_ms = checkpoint.saved_ms

@@ -276,7 +276,7 @@ class Repair:
                 return await self._add(snapshot, body)
             except PreconditionFailed:
                 continue  # somebody else's commit was first
-        raise StoreUnavailable("the table moves all the time")
+        raise StoreUnavailable("the table changes all the time")
 
     async def _add(self, snapshot: TableSnapshot, body: bytes) -> int:
         job = self._fresh()

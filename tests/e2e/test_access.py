@@ -217,7 +217,9 @@ def test_rules_are_read_again_and_no_secret_is_told(
         assert append(theirs) == 503  # at that address are no keys
         file.write_text(f"tokens: [{WRITER}")
         os.kill(service.pid, signal.SIGHUP)
-        until_true(lambda: "rules before" in client.get("/health/ready", headers=bearer(ALL)).text)
+        until_true(
+            lambda: "previous rules" in client.get("/health/ready", headers=bearer(ALL)).text
+        )
         assert client.get("/health/ready").json() == {"status": "ready", "problems": []}
         assert append(later) == 200
         client.get(f"/query?token={ALL}", headers=bearer(later))

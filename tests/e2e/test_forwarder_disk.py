@@ -38,15 +38,15 @@ def test_a_real_disk_that_is_full_and_gets_room_again(
     state.fill()
     one.start(wait=False)
     try:
-        one.until(lambda: "nothing is read until" in one.said())
+        one.until(lambda: "reading stops until" in one.said())
         state.empty()
         one.until(lambda: stored(service.url, "full") == expected)
-        assert one.said().count("nothing is read until") == 1
+        assert one.said().count("reading stops until") == 1
         state.fill()
         more = [f"more {number} {'y' * 400}" for number in range(2000)]
         with path.open("a") as file:
             file.writelines(f"{line}\n" for line in more)
-        one.until(lambda: one.said().count("nothing is read until") == 2)
+        one.until(lambda: one.said().count("reading stops until") == 2)
         state.empty()
         one.until(lambda: stored(service.url, "full") == expected + more)
         assert one.stop() == 0

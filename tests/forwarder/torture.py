@@ -102,7 +102,7 @@ class Torture:
         expected = [line for line in self._written if line in there or line in set(found)]
         assert found == expected, _difference(found, expected)
         if len(found) == len(self._written):
-            assert "nobody read them" not in forwarder.said()
+            assert "before they were read" not in forwarder.said()
         destroyed = len(self._written) - len(found)
         return {**done, "lines": len(found), "rotations": self._rotations, "destroyed": destroyed}
 

@@ -159,7 +159,7 @@ async def test_a_name_that_is_too_long_holds_up_no_file(
         assert all(one.counts.failures == 0 for one in process.workers)
     (letter,) = letters_below(tmp_path / "store")
     assert (letter["message"], letter["run"]) == ("long", "r" * 400)
-    assert "its path cannot be" in letter["reason"]
+    assert "its path is invalid" in letter["reason"]
     async with lake.running(pipeline({**target, "path": "{fqn}.log"})), lake.world() as world:
         assert await redelivered(admin_of(world)) == (1, 0)
     (written,) = out.glob("f*.log")

@@ -80,7 +80,7 @@ def test_what_is_not_installed_is_refused_by_name(folder: Path) -> None:
     assert done.returncode == 1
     assert "no appender is of type 'counting' for this process" in done.stderr
     assert "It knows async, filter, mask" in done.stderr
-    assert "has its package installed, or is given its folder by --lib" in done.stderr
+    assert "install its package, or name its folder with --lib" in done.stderr
 
 
 @pytest.mark.in_turn(3)

@@ -67,7 +67,7 @@ async def test_appenders_that_hang_hold_up_nobody_and_no_stop(
         await until(lambda: len(process.workers) == len(names) + 1)
         await lake.put("2")
         await until(has("whole", "1", "2"))
-    assert "p/hangs0/0 hangs: what it has not saved comes again" in caplog.text
+    assert "p/hangs0/0 hangs: events that it has not saved will be sent again" in caplog.text
     Remembering.hanging = threading.Event()  # those that hang do so for ever
     Remembering.hanging.set()
     async with lake.running(pipeline("whole", "hangs0")):
@@ -264,7 +264,7 @@ async def test_files_that_change_are_taken_over_without_a_restart(
         wrong["z.yaml"] = InvalidInput("z.yaml: unknown key filtr")
         files[:] = [of_file("y", "b")]
         await until(lambda: sorted(one.pipeline for one in process.workers) == ["y", "z"])
-        assert "what runs of it goes on as it is: z.yaml: unknown key filtr" in caplog.text
+        assert "continues with the last valid file: z.yaml: unknown key filtr" in caplog.text
         assert process.problems == ["z.yaml: unknown key filtr"]
         await until(lambda: process.unready)
         await lake.put("INFO 4")

@@ -133,7 +133,7 @@ async def test_a_stop_says_what_it_could_not_bring_into_the_store(
     settings = settings_for(tmp_path, **STOPS_AT_ONCE)
     async with service(settings, statuses=(LINES_LEFT,)) as (client, _):
         await client.post(RUN, content=b"a\n" * 100_000, headers=PLAIN)
-    said = f"100000 lines wait in the journal and are nowhere else: keep {settings.data}/journal,"
+    said = f"100000 lines are only in the journal: keep {settings.data}/journal,"
     assert said in caplog.text
     assert "They are of p/r" in caplog.text
     async with service(settings_for(tmp_path)) as (client, _):
@@ -149,7 +149,7 @@ async def test_a_stop_names_no_lines_that_are_deleted(
         await client.post(RUN, content=b"a\n" * 10_000, headers=PLAIN)
         await client.post(other, content=b"a\n" * 100_000, headers=PLAIN)
         assert (await client.delete(RUN)).status_code == 200
-    assert "100000 lines wait in the journal" in caplog.text
+    assert "100000 lines are only in the journal" in caplog.text
     assert "They are of p/other" in caplog.text
 
 

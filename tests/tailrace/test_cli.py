@@ -82,7 +82,7 @@ def test_a_data_folder_that_is_a_file_is_said(tmp_path: Path, below: str) -> Non
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
         f"error: the data folder {tmp_path}/file{below} cannot be made: {tmp_path}/file is a file",
-        "hint: Name another folder with --data.",
+        "hint: Choose another folder with --data.",
     ]
     assert (tmp_path / "file").read_text() == "mine"
 

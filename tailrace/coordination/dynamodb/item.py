@@ -133,7 +133,7 @@ def decode(item: Mapping[str, Mapping[str, str]]) -> Partition:
     except (KeyError, ValueError, TypeError) as error:
         raise Damaged(
             f"the item {item.get(HASH)} {item.get(RANGE)} is not a partition: {error!r}",
-            hint="Give Tailrace a table or a partition_prefix of its own.",
+            hint="Give Tailrace its own table or partition_prefix.",
         ) from error
 
 
@@ -205,7 +205,7 @@ class DynamoTable:
                 raise InvalidInput(
                     f"there is no table {self._requests.table}, and it may not be made",
                     field=f"{_SECTION}.skip_table_creation",
-                    hint="Make the table, or leave skip_table_creation out.",
+                    hint="Create the table, or leave out skip_table_creation.",
                 )
             await self._make()
         await self._see_shape(await self._active())
@@ -270,7 +270,7 @@ class DynamoTable:
             raise InvalidInput(
                 f"the table {self._requests.table} cannot be used: {'; '.join(wrong)}",
                 field=f"{_SECTION}.table_name",
-                hint="Name another table, or let Tailrace make one.",
+                hint="Name another table, or let Tailrace create one.",
             )
 
     async def _see_ttl(self) -> None:
@@ -288,7 +288,7 @@ class DynamoTable:
             raise InvalidInput(
                 f"the table {self._requests.table} cannot be used: {problem}",
                 field=f"{_SECTION}.ttl",
-                hint=f"Turn TTL on for the attribute {EXPIRES}, or leave ttl out.",
+                hint=f"Turn on TTL for the attribute {EXPIRES}, or leave out ttl.",
             )
 
     async def _turn_ttl_on(self) -> str:

@@ -67,11 +67,12 @@ _RIGHTS: Final = (
     " unless skip_table_creation is set."
 )
 _HINTS: Final = {
-    on_the_way.NO_KEY: "Look at sts_role_arn: whoever gives out keys refused, or is away.",
+    on_the_way.NO_KEY: "Check sts_role_arn: the service that issues credentials refused, or does"
+    " not answer.",
     "AccessDeniedException": _RIGHTS,
     "UnrecognizedClientException": "The server does not know the access key.",
-    "InvalidSignatureException": "The secret key is not that of the access key.",
-    "ResourceNotFoundException": "Somebody removed the table. Restore it, or start again without"
+    "InvalidSignatureException": "The secret key does not belong to the access key.",
+    "ResourceNotFoundException": "The table was removed. Restore it, or restart without"
     " skip_table_creation.",
     **dict.fromkeys(
         THROTTLED, "Raise provisioned_read_capacity_units and provisioned_write_capacity_units."
@@ -93,7 +94,9 @@ class DynamoFailure:
         text = f"{what}: {self.message}"
         if self.code == "ValidationException":
             if "Item size" in self.message:
-                return TooLarge(text, hint="Keep what is large elsewhere, its address as progress.")
+                return TooLarge(
+                    text, hint="Store large data elsewhere, and its address as progress."
+                )
             return InvalidInput(text)
         return StoreUnavailable(text, hint=_HINTS.get(self.code))
 

@@ -515,7 +515,7 @@ class DynamoPartitions:
                 raise
             raise OutcomeUnknown(
                 f"{len(made)} partitions of {source!r} were made, then: {error}",
-                hint="Make them again: those that are there stay as they are.",
+                hint="Create them again: existing partitions do not change.",
             ) from error
         return made
 

@@ -473,7 +473,9 @@ class OrderedAcquire:
                 return found.result()
             if found.missing == before:
                 await self._context.pause(tries)
-        found.error = StoreUnavailable(f"others always took {self._directory.source.name}'s first")
+        found.error = StoreUnavailable(
+            f"other workers always took the shards of {self._directory.source.name} first"
+        )
         return found.result()
 
     async def _picked(self, claim: Claim, count: int) -> list[_Pick]:

@@ -352,7 +352,7 @@ class ShardWriter:
                 decided.answer()
                 return
             await self._context.pause(tries)
-        raise StoreUnavailable(f"{self.key} was always just changed by others")
+        raise StoreUnavailable(f"other writers changed {self.key} again and again")
 
     def _decide(self, shard: Shard, group: Sequence[_WaitingWrite]) -> _Decided:
         edit = ShardEdit(shard, self._context.fresh_id)

@@ -30,9 +30,9 @@ _ELSEWHERE = {
     "processors": "The forwarder has no processors; `operators` parse entries.",
     "extensions": "The checkpoints' folder is `storage`, at the top.",
     "connectors": "The forwarder sends to `targets`.",
-    "service": "Every receiver runs; `metrics` and `targets` stand at the top.",
-    "retry_on_failure": "It stands at the top: all sources are sent together.",
-    "storage": "It stands at the top: the folder of all checkpoints.",
+    "service": "Every receiver runs; `metrics` and `targets` are keys of the top level.",
+    "retry_on_failure": "Move it to the top level: all sources are sent together.",
+    "storage": "Move it to the top level: it is the folder of all checkpoints.",
     "id": "Sources are named by their key, file_log/NAME.",
     "output": "Operators run one after the other, as they are listed.",
 }

@@ -486,7 +486,7 @@ class FileSource(ConfigSection):
         if self.encoding.lower() == "nop" and (self.multiline is not None or self.operators):
             raise ValueError("encoding nop has no lines: leave out multiline and operators")
         if self.template and (self.fqn or self.path_pattern is not None):
-            raise ValueError("template says what fqn and run are: leave out fqn and path_pattern")
+            raise ValueError("template sets fqn and run: leave out fqn and path_pattern")
         if not self.template and not self.fqn:
             raise ValueError("needs fqn, the pipeline that files belong to, or a template")
         return self
@@ -495,7 +495,9 @@ class FileSource(ConfigSection):
     @classmethod
     def _loses_nothing(cls, value: object) -> object:
         if value in ("ignore", "read_new"):
-            raise ValueError("it would lose lines; leave it out: content decides what is read")
+            raise ValueError(
+                "it would lose lines: leave it out, since the content decides where to read"
+            )
         return value
 
     @field_validator("encoding")

@@ -101,9 +101,11 @@ def parse_target(text: str) -> DeliveryTarget:
     if parts.scheme not in _PORTS or not host or parts.query or parts.fragment:
         raise InvalidInput(f"{text!r} is not a target", hint=_HINT)
     if "@" in parts.netloc:
-        raise InvalidInput("a target has a user or password in it", hint="Use `token_file`.")
+        raise InvalidInput("a target must not contain a user or password", hint="Use `token_file`.")
     if srv and port is not None:
-        raise InvalidInput(f"{text!r} has a port", hint="SRV records say the port: leave it out.")
+        raise InvalidInput(
+            f"{text!r} has a port", hint="Leave out the port: SRV records contain it."
+        )
     if port is None:
         port = _PORTS[parts.scheme] if "://" in text else DEFAULT_PORT
     return DeliveryTarget(parts.scheme, host, port, parts.path.rstrip("/"), srv)
@@ -505,8 +507,8 @@ Task = Shipment | Question | CloseRun
 _TYPES = {"text/plain": TEXT, "application/x-ndjson": RECORDS}
 _OTHER_ID = (errors.BatchTooOld, errors.BatchFromTheFuture)
 _AS_RECORDS = (
-    f"does not know {ATTRIBUTES}, or a proxy keeps it: lines go as records, which cost it more;"
-    " update it"
+    f"does not know {ATTRIBUTES}, or a proxy removes it: lines are sent as records, at a higher"
+    f" cost; update the service"
 )
 _PLACE = frozenset({0, 408, 425, 429, 502, 503, 504, 507})
 

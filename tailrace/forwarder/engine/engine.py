@@ -82,8 +82,8 @@ class FileLifecycle:
             if not file.matched and file.over and now - file.seen_at > after:
                 if file.stage == "failed":
                     self._shared.say(
-                        f"ALARM: {file.path} is gone and forgotten: the service refused what it"
-                        f" held from byte {file.cursor.offset} on"
+                        f"ALARM: {file.path} is gone, and its state is dropped: the service"
+                        f" refused its content from byte {file.cursor.offset} on"
                     )
                 self._shared.registry.remove(file)
                 self._shared.changed.pop(file.id, None)
@@ -111,7 +111,9 @@ class FileLifecycle:
         if lost > 0:
             file.content_end = file.cursor.offset
             self._shared.count_lost(file, lost)
-            self._shared.say(f"{file.path}: its last {lost} bytes are gone, and nobody read them")
+            self._shared.say(
+                f"{file.path}: its last {lost} bytes were removed before they were read"
+            )
 
     def _review_caught_up(self, source: SourceParts, file: Tracked, now: float) -> float:
         config = source.config
@@ -475,7 +477,7 @@ class ForwarderEngine:
 
     def _say_unsaved(self, error: TailraceError) -> None:
         if self._save_at == 0.0:
-            self._shared.say(f"nothing is read until the checkpoints can be saved: {error}")
+            self._shared.say(f"reading stops until the checkpoints can be saved: {error}")
 
     def _on_the_way(self) -> bool:
         return self.sending.flying > 0

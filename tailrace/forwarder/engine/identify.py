@@ -158,7 +158,7 @@ class Locator:
             if lost:
                 self._shared.count_lost(file, lost)
                 self._shared.say(
-                    f"{file.path}: its last {lost} bytes are gone, and nobody read them"
+                    f"{file.path}: its last {lost} bytes were removed before they were read"
                 )
         self.take_over(file, found)
 
@@ -725,7 +725,9 @@ class Identifier:
             return False
         lost, file.content_end = file.content_end - end, end
         self._shared.count_lost(file, lost)
-        self._shared.say(f"{file.path} was cut off: {lost} bytes are gone, and nobody read them")
+        self._shared.say(
+            f"{file.path} was cut off: {lost} bytes were removed before they were read"
+        )
         return True
 
     def _learn(self, file: Tracked, start: bytes) -> None:

@@ -125,11 +125,7 @@ class Go:
         return not self._inside
 
 
-LANGUAGES: Final[Mapping[str, Callable[[], Language]]] = {
-    "python": Python,
-    "java": Java,
-    "go": Go,
-}
+LANGUAGES: Final[Mapping[str, Callable[[], Language]]] = {"python": Python, "java": Java, "go": Go}
 
 
 _QUIET_LINES = 100

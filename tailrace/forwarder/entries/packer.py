@@ -554,12 +554,7 @@ class EntryPacker:
 
     def _shared(self, start: EntryCursor, file: FileFacts) -> dict[str, str]:
         header = {name: value for name, value in (start.header or {}).items() if name}
-        return {
-            **self._source.resource,
-            **self._source.attributes,
-            **file.attributes,
-            **header,
-        }
+        return {**self._source.resource, **self._source.attributes, **file.attributes, **header}
 
     def _pack_header(
         self, data: bytes, start: EntryCursor, file: FileFacts, *, final: bool, most: int
@@ -657,10 +652,7 @@ class EntryPacker:
         records = len(taken.rows)
         return Packed(
             replace(
-                start,
-                offset=start.offset + size,
-                records=start.records + records,
-                inside=inside,
+                start, offset=start.offset + size, records=start.records + records, inside=inside
             ),
             b"".join(taken.rows),
             "application/x-ndjson",
@@ -761,9 +753,7 @@ def _splitter(source: FileSource, *, nop: bool) -> tuple[Splitter, bool]:
 def _makers(source: FileSource) -> tuple[list[StageMaker], bool]:
     """The stages of the source, each made for one range of a file; whether they join lines."""
     made = stages_of(
-        source.operators,
-        max_log_size=source.max_log_size,
-        last_states=source.overwritten == "last",
+        source.operators, max_log_size=source.max_log_size, last_states=source.overwritten == "last"
     )
     multiline = source.multiline
     container = is_container(source.operators)

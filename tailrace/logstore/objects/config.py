@@ -198,9 +198,9 @@ class CompactionSettings(RunningSettings):
     away_days: float = Field(
         default=30,
         ge=0,
-        description="The longest time that a node may be down: deletions are remembered this "
-        "long beyond the retention, and a node refuses a journal with older lines "
-        "that are in no segment",
+        description="The longest time that a node may be down: deletions are remembered this"
+        " long beyond the retention. A node refuses a journal with older lines that"
+        " are in no segment",
     )
     batch_bytes: Bytes = Field(
         default=256 * MIB, description="Bytes of segments that one commit ingests"
@@ -275,9 +275,9 @@ class SegmentRetention(BaseModel):
 
     max_bytes: Bytes = Field(
         default=100 << 30,
-        description="Bytes of segments that are kept only for one log pipeline, unless its file "
-        "has `segments_max_bytes`; a pipeline that needs more is evicted, and stops "
-        "until an operator decides where it continues",
+        description="Bytes of segments that are kept only for one log pipeline, unless its file"
+        " has `segments_max_bytes`. A pipeline that needs more is evicted, and stops"
+        " until an operator decides where it continues",
     )
 
 

@@ -62,7 +62,7 @@ def _checked_url(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("must be an address with http:// or https:// and a host")
     if parts.username or parts.password:
-        raise ValueError("must have no user and password: put them into headers")
+        raise ValueError("must not contain a user or password: put them into headers")
     if not url.isascii() or not url.isprintable() or " " in url:
         raise ValueError("must be ASCII without spaces")
     _ = parts.port  # raises `ValueError` for none
@@ -165,7 +165,7 @@ class Poster:
         if 300 <= answer.status < 400:
             raise AppenderFailed(
                 f"{self.host} answered {answer.status}: redirects are not followed",
-                hint="Write the address that it redirects to into the pipeline's file.",
+                hint="Put the address that it redirects to into the pipeline's file.",
             )
         if answer.status in _LASTING:
             said = f"{self.host} answered {answer.status} {response.reason}"

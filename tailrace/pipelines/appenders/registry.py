@@ -129,13 +129,13 @@ def _appenders_of(path: str) -> Mapping[str, Any]:
         del sys.modules[name]
         raise InvalidInput(
             f"{path} cannot be loaded: {type(error).__name__}: {error}",
-            hint="Repair it, or take it out of the folder of --lib.",
+            hint="Repair it, or remove it from the folder of --lib.",
         ) from error
     found = getattr(module, "APPENDERS", None)
     if not isinstance(found, Mapping) or not found or not all(isinstance(k, str) for k in found):
         raise InvalidInput(
             f"{path} has no appenders",
-            hint='A plugin says what it has: APPENDERS = {"my_type": MyAppender}.',
+            hint='A plugin declares its appenders: APPENDERS = {"my_type": MyAppender}.',
         )
     return found
 
@@ -213,7 +213,7 @@ class AppenderRegistry:
                 self.wrong[plugin.origin] = InvalidInput(
                     f"the appender {plugin.name!r} of {plugin.origin} is also one of {other}",
                     field="type",
-                    hint="Give it another name, or take one of them away.",
+                    hint="Rename it, or remove one of the two.",
                 )
             else:
                 self._plugins[plugin.name] = plugin
@@ -232,9 +232,9 @@ class AppenderRegistry:
             raise InvalidInput(
                 f"no appender is of type {name!r} for this process",
                 field="type",
-                hint=f"It knows {', '.join(self.names)}. One of a plugin is known to a process that"
-                " has its package installed, or is given its folder by --lib: processes that"
-                " have it run the pipeline, and this one does not.",
+                hint=f"It knows {', '.join(self.names)}. For a plugin, install its package, or"
+                f" name its folder with --lib. Processes that have the plugin run the"
+                f" pipeline; this process does not.",
             )
         try:
             found = plugin.load()

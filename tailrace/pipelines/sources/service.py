@@ -122,7 +122,7 @@ class ServiceClient:
             raise StoreUnavailable(
                 f"{self._url} does not answer: {type(error).__name__}: {error}",
                 hint=hint_of_trust(error, "pipelines.source_ca_file")
-                or "pipelines.source_url is where the service is.",
+                or "Set pipelines.source_url to the address of the service.",
             ) from error
         if answer.status_code in (200, 204, 304):
             return answer
@@ -138,9 +138,9 @@ class ServiceClient:
         known = _ERRORS.get(kind)
         if known is not None:
             return known(said)
-        hint = "Tailrace tries again."
+        hint = "Tailrace retries."
         if answer.status_code in (401, 403):
-            hint = "pipelines.source_token_file is to hold a token with the scope `consume`."
+            hint = "pipelines.source_token_file must hold a token with the scope `consume`."
         return StoreUnavailable(f"{self._url} answers {answer.status_code}: {said}", hint=hint)
 
     def _authorization(self) -> dict[str, str]:

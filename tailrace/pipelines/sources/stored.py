@@ -73,7 +73,7 @@ class StoredSegments:
             owner = await owner_of(self._store, key)
             if owner is None:
                 raise error
-            unreadable[owner] = f"nobody knows whether it is deleted: {error}"
+            unreadable[owner] = f"it is unknown whether it is deleted: {error}"
         self.unreadable = unreadable
         return highest
 

@@ -97,7 +97,7 @@ def test_another_is_started(lake: Lake, resident: subprocess.Popen[str], log: Pa
     takes_in(resident, 40_000)
     lake.holds(sent)
     said = log.read_text()
-    assert "Spark is gone; another one is started" in said
+    assert "Spark ended; starting it again" in said
     assert "this pass broke off: Spark failed: " in said
     assert "Traceback" not in said
 

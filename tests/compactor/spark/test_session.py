@@ -24,7 +24,7 @@ except Unavailable as error:
 def test_a_start_without_pyspark_says_what_to_install() -> None:
     command = [sys.executable, "-c", _WITHOUT]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert ended.stdout == "Install pyspark 4.1.1 beside this program.\n"
+    assert ended.stdout == "Install pyspark 4.1.1 in the environment of this program.\n"
 
 
 _STARTING = """

@@ -337,9 +337,9 @@ def test_nothing_is_written_while_the_stores_time_is_not_known() -> None:
         dark = Timeless(world.clock, Random(3))
         await dark.create(SOURCE, [NewPartition("a")])
         blind = LeaseAdmin(dark, world.named)
-        with pytest.raises(StoreUnavailable, match="time"):
+        with pytest.raises(StoreUnavailable, match="clock"):
             await blind.reset(SOURCE, "a", force=True)
-        with pytest.raises(StoreUnavailable, match="time"):
+        with pytest.raises(StoreUnavailable, match="clock"):
             await blind.purge(SOURCE, older_than_ms=0)
 
     play(scenario)

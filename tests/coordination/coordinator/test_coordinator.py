@@ -252,7 +252,7 @@ def test_as_long_as_the_time_is_not_known_nothing_is_taken_and_that_is_an_error(
         )
         await world.store.create("pipeline|file", [NewPartition("a")])
         work = world.coordinator(store=store).work("file", balance=False)
-        with pytest.raises(StoreUnavailable, match="time"):
+        with pytest.raises(StoreUnavailable, match="clock"):
             await work.acquire()
 
     told(scenario)

@@ -23,7 +23,7 @@ def test_nothing_is_read_while_nothing_can_be_saved(tmp_path: Path, number: int)
     world.lines("b.log", 0, 10)
     world.settle(60)
     assert world.store.lines() == expected[:10], "what is not in the log is not sent"
-    (said,) = [said for said in world.said if "nothing is read" in said]
+    (said,) = [said for said in world.said if "reading stops" in said]
     assert os.strerror(number) in said
     disk.heal()
     world.settle(5)

@@ -34,7 +34,7 @@ SETTINGS: Final = {
     "TAILRACE_QUEUE__RETRY_SECONDS": "0.05",
     "TAILRACE_SSE__HEARTBEAT_SECONDS": "1",
 }
-_TO_BE_STARTED: Final = ("wait in the journal and are nowhere else", "stays in the register")
+_TO_BE_STARTED: Final = ("lines are only in the journal", "stays in the register")
 _MOST_ENDS: Final = 5
 _FRAME_LINES: Final = 24
 APART_MS: Final = 30_000

@@ -234,7 +234,7 @@ async def test_claims_decide(tmp_path: Path) -> None:
     await world.refused(signed(**{**good, "aud": "other"}), "another audience")
     await world.refused(signed(exp=now + 600), "no claim aud")
     await world.refused(signed(**good, nbf=now + 600), "not valid yet")
-    await world.refused(signed(**good, iss="evil"), "issuer that the rules do not name")
+    await world.refused(signed(**good, iss="evil"), "issuer is not in the rules")
     await world.refused(signed(**good, tokenType="PERSONAL_ACCESS"), "claim tokenType")
     await world.refused(signed(**{**good, "sub": ""}), "no claim sub")
 

@@ -21,9 +21,9 @@ TOKEN = rule(token_of("abcd"), {"read": ["*"]})
     ("content", "why"),
     [
         ({}, "there are no rules"),
-        ({"tokens": []}, "let nobody in"),
+        ({"tokens": []}, "allow no access"),
         ({"token": [TOKEN]}, "Extra inputs"),
-        ({"tokens": [TOKEN, TOKEN]}, "there twice"),
+        ({"tokens": [TOKEN, TOKEN]}, "given twice"),
         ({"tokens": [TOKEN | {"scopes": {"reed": ["*"]}}]}, "no scope 'reed'"),
         ({"tokens": [TOKEN | {"scopes": {"read": ["a*b"]}}]}, "not at its end"),
         ({"tokens": [TOKEN | {"scopes": {"read": [""]}}]}, "is empty"),

@@ -105,7 +105,7 @@ def test_rules_that_cannot_be_read_change_nothing_and_are_a_problem(tmp_path: Pa
     (tmp_path / "rules.yaml").write_text("tokens: [")
     assert not access.reload()
     assert access.identify_now(bearer(token), None).key == "token abcd"
-    assert "the rules before are in use" in access.problems()[0]
+    assert "the previous rules stay in use" in access.problems()[0]
     assert access.broken
     written(tmp_path / "rules.yaml", rule(token, {"read": ["*"]}))
     assert access.reload()

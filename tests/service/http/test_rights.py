@@ -329,5 +329,5 @@ async def test_a_node_with_another_secret_is_a_line_of_the_audit_log_once_an_hou
         ("refused", "http://10.0.0.9:8790", None),
         ("refused", "http://10.0.0.9:8790", 20),
     ]
-    assert "another secret" in lines[0]["reason"]
+    assert "the secret differs" in lines[0]["reason"]
     assert "wrong" not in (tmp_path / "audit.log").read_text()

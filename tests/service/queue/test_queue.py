@@ -190,7 +190,7 @@ def test_a_segment_that_kills_its_consumers_has_failed_after_as_many() -> None:
             await world.clock.sleep(7)
         assert await consume_all(queue) == [good]
         failed = (await queue.group("g")).cursor("a").failed[1]
-        assert "ran out" in failed.reason
+        assert "expired" in failed.reason
         assert failed.attempts == SETTINGS.max_attempts
         with pytest.raises(NotFound):
             await queue.retry("g", [good])

@@ -126,7 +126,7 @@ async def test_a_bucket_that_is_not_there(minio: Minio) -> None:
     async with Bucket(minio.endpoint_url, "nobody-made-this").open() as store:
         with pytest.raises(InvalidInput, match="NoSuchBucket") as caught:
             await checked(store)
-    assert "Make the bucket" in caught.value.hint
+    assert "Create the bucket" in caught.value.hint
 
 
 async def test_a_server_that_ignores_conditions_is_refused() -> None:

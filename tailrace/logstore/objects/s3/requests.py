@@ -90,20 +90,22 @@ _NAMES: Final = frozenset(
 )
 NO_KEY: Final = "NoKey"
 _HINTS: Final = {
-    NO_KEY: "Look at s3.profile and s3.role_arn: whoever gives out keys refused, or is away.",
+    NO_KEY: "Check s3.profile and s3.role_arn: the service that issues credentials refused, or"
+    " does not answer.",
     "AccessDenied": "Give the credentials the right to read, write, list and delete below the"
     " store's prefix, and s3:ListBucket on the bucket.",
     "403": "Give the credentials the right to read, write, list and delete below the"
     " store's prefix, and s3:ListBucket on the bucket.",
     "InvalidAccessKeyId": "The server does not know s3.access_key_id.",
-    "SignatureDoesNotMatch": "s3.secret_access_key is not that of s3.access_key_id.",
+    "SignatureDoesNotMatch": "s3.secret_access_key does not belong to s3.access_key_id.",
     "RequestTimeTooSkewed": "This machine's clock is wrong: set it right.",
-    "NoSuchBucket": "Make the bucket, or correct `store`.",
+    "NoSuchBucket": "Create the bucket, or correct `store`.",
     "PermanentRedirect": "The bucket is in another region: set s3.region.",
     "301": "The bucket is in another region: set s3.region.",
     "AuthorizationHeaderMalformed": "The bucket is in another region: set s3.region.",
     "NotImplemented": "Use AWS S3, MinIO, or another server that honours conditional writes.",
-    "InvalidStorageClass": "This server has not that class: set s3.storage_class to STANDARD.",
+    "InvalidStorageClass": "This server does not have that class: set s3.storage_class to"
+    " STANDARD.",
     "KMSNotConfigured": "The server has no key store: leave s3.encryption empty, or set one up.",
     "InvalidObjectState": "The object was moved to an archive class: restore it there first.",
     "QuotaExceeded": "Raise the bucket's quota, or free space.",
@@ -133,14 +135,14 @@ class S3Failure:
     def hint(self) -> str | None:
         """Advice for the operator."""
         if self.code.lower().startswith("kms") and self.code not in _HINTS:
-            return "The server cannot use that key: look at s3.kms_key_id and at the key's policy."
+            return "The server cannot use that key: check s3.kms_key_id and the key's policy."
         return _HINTS.get(self.code)
 
     def unknown(self, what: str) -> OutcomeUnknown:
         """The error of a write that may have happened."""
         return OutcomeUnknown(
             f"{what}: {self.message}; the object may have been written",
-            hint="Look at the object before you write again.",
+            hint="Read the object before you write again.",
         )
 
     def _refused(self, text: str) -> TailraceError | None:

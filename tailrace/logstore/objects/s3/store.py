@@ -146,7 +146,7 @@ class Check:
     async def _refused(self, what: str, asked: Any) -> None:
         if await asked is not None:
             raise InvalidInput(
-                f"the store does not honour {what}: writers would overwrite one another",
+                f"the store does not honour {what}: writers would overwrite each other",
                 field="store",
                 hint=_HINT,
             )
@@ -442,7 +442,7 @@ def _source(part: ObjectPart, info: ObjectInfo | None) -> StoredRange:
         assert part.size is not None
         return StoredRange(part.key, part.offset, part.size, part.if_match)
     if part.if_match not in (None, info.etag):
-        raise PreconditionFailed(f"{part.key} is not as it was")
+        raise PreconditionFailed(f"{part.key} has changed")
     size = length_of(info.size, part.offset, part.size)
     return StoredRange(part.key, part.offset, size, info.etag)
 

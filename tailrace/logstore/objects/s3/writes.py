@@ -260,7 +260,7 @@ class ObjectWrites:
             except BaseException:
                 await self._abort(target.key, upload_id)
                 raise
-        raise StoreUnavailable(f"compose {target.key}: other writers were always at it")
+        raise StoreUnavailable(f"compose {target.key}: other writers changed it again and again")
 
     async def gather(self, what: str, sent: Sent) -> bytes:
         """The bytes of a part that is sent. Raises `SourceShorter`, and as `get`."""

@@ -124,7 +124,8 @@ class UndoLog:
         if self._lock is None:
             raise AppenderFailed(
                 f"another process writes the files that {self._logs} belongs to",
-                hint="If it hangs: it lets go when it notices that its lease is over.",
+                hint="Stop it. If it hangs, it stops writing when it notices that its lease is"
+                " over.",
             )
         newest = self._newest_saved()
         if newest > (number or 0):
@@ -482,8 +483,8 @@ class RollingFile:
         there = self._started().context.fs.stat(os.path.join(self._folder, path))
         if there is None or there.inode != one.file.stat().inode:
             raise AppenderFailed(
-                f"{path} was removed or replaced by somebody else while it was written",
-                hint="It is begun again; what it had at the last checkpoint is gone with it.",
+                f"{path} was removed or replaced by another program while it was written",
+                hint="It is created again; its lines before the last checkpoint are lost with it.",
             )
         one.file.sync()
 

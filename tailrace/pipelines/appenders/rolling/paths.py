@@ -173,7 +173,7 @@ def writable(
     for path, rows in groups:
         reason = refused(path)
         if reason:
-            refuse(events.take(pa.array(rows)), f"its path cannot be: {reason}", path)
+            refuse(events.take(pa.array(rows)), f"its path is invalid: {reason}", path)
         else:
             kept.append((path, rows))
     return kept
@@ -359,5 +359,6 @@ def _number(name: str, kind: str) -> int:
         return pwd.getpwnam(name).pw_uid if kind == "user" else grp.getgrnam(name).gr_gid
     except KeyError:
         raise AppenderFailed(
-            f"this machine has no {kind} {name!r}", hint="Name one that it has, or a number."
+            f"this machine has no {kind} {name!r}",
+            hint="Use a name that exists on this machine, or a number.",
         ) from None
