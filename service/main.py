@@ -333,10 +333,7 @@ def _compactor(settings: Settings, machine: Machine) -> CompactionChild:
     if settings.server.role == "query":
         off = "server.role is query"
     return CompactionChild(
-        job_command(settings),
-        machine.clock,
-        off=off,
-        environment=job_environment(settings),
+        job_command(settings), machine.clock, off=off, environment=job_environment(settings)
     )
 
 
@@ -382,9 +379,7 @@ async def _beside(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[N
 
 
 async def _until_over(
-    stop: asyncio.Event,
-    http: asyncio.Task[None],
-    failures: Sequence[asyncio.Future[BaseException]],
+    stop: asyncio.Event, http: asyncio.Task[None], failures: Sequence[asyncio.Future[BaseException]]
 ) -> int:
     stopped = asyncio.ensure_future(stop.wait())
     ends: set[asyncio.Future[Any]] = {stopped, http, *failures}

@@ -501,9 +501,7 @@ class QuerySettings(Section):
     )
     max_streams: int = Field(default=32, ge=1, description="Number of different live searches")
     idle_seconds: float = Field(
-        default=300,
-        ge=0,
-        description="An unused search database is closed after this long",
+        default=300, ge=0, description="An unused search database is closed after this long"
     )
 
     @property
@@ -631,8 +629,7 @@ class RunSettings(RunRetention):
         description="New lines of a run are flushed to a chunk and `partial.txt` after this time",
     )
     early_flush_watermark_bytes: Bytes = Field(
-        default=5 * MIB,
-        description="A run with this much new text is flushed at once",
+        default=5 * MIB, description="A run with this much new text is flushed at once"
     )
     pending_flush_alert_after_failures: int = Field(
         default=10,
@@ -728,8 +725,7 @@ class FlushSettings(Section):
         description="Lines of `bulk` batches are cut into a segment within this time",
     )
     process: bool = Field(
-        default=True,
-        description="Make segments of at least 16 MiB of text in a separate process",
+        default=True, description="Make segments of at least 16 MiB of text in a separate process"
     )
     parallel: int = Field(
         default=3,

@@ -240,8 +240,7 @@ class DeadlineStore:
         self, key: str, *, offset: int = 0, size: int | None = None, if_match: str | None = None
     ) -> tuple[ObjectInfo, bytes]:
         return await self.answers.within(
-            f"get {key}",
-            lambda: self._inner.get(key, offset=offset, size=size, if_match=if_match),
+            f"get {key}", lambda: self._inner.get(key, offset=offset, size=size, if_match=if_match)
         )
 
     async def stream(

@@ -183,11 +183,7 @@ class Lineage:
     """The lineage of one incarnation. All numbers up to `taken` were consumed at the last check."""
 
     def __init__(
-        self,
-        journal: Journal,
-        store: ObjectStore,
-        clock: Clock,
-        marks: Watermarks,
+        self, journal: Journal, store: ObjectStore, clock: Clock, marks: Watermarks
     ) -> None:
         self._journal = journal
         self._store = store
