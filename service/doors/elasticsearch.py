@@ -27,6 +27,7 @@ and is refused whole.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -58,9 +59,10 @@ from service.doors.records import (
     value_text,
 )
 from service.doors.repeats import Known, Recent, Storing, error_of, failed
+from service.doors.wire import MOST_FIELD
 from service.http.body import Bounds
 from service.http.errors import HttpError
-from service.http.json_body import SMALL, NotJson, parse, structure
+from service.http.json_body import SMALL, NotJson, line_windows, parse, structure
 from tailrace.logstore import ulid as ulids
 from tailrace.logstore.errors import InvalidInput, TooLarge
 from tailrace.logstore.segments.levels import LEVEL_KEYS
@@ -82,6 +84,11 @@ _LEVELS: Final = frozenset(LEVEL_KEYS)
 _FINE: Final = re.compile(r"\.\d{6}\d*[1-9]")
 _ACTIONS: Final = ("create", "index", "update", "delete")
 _MOST_ITEMS: Final = 100_000
+_MOST_NAMED: Final = 20_000
+"""Items with an id: the event loop looks at each of them."""
+_RESULT_BYTES: Final = 200
+_RESULTS: Final = 1024
+"""Results that are objects at the same time."""
 _MOST_IN_DOCUMENT: Final = 20_000
 _LONGEST_ID: Final = 512
 _CLUSTER: Final = "tailrace"
@@ -142,7 +149,7 @@ class _Item:
     id: str = ""
     record: int = -1
     error: Exception | None = None
-    name: tuple[str, str, str] | None = None
+    name: bytes = b""
     digest: int = 0
     known: Known | None = None
     first: int = -1
@@ -154,7 +161,9 @@ class _Bulk:
     """The items of a request, and the appends that store them."""
 
     items: list[_Item] = field(default_factory=list)
-    named: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    named: dict[bytes, int] = field(default_factory=dict)
+    """The item of each id, by the digest of pipeline, index and id."""
+    reply_bytes: int = 0
 
 
 class ElasticsearchDoor(Door):
@@ -200,7 +209,9 @@ class ElasticsearchDoor(Door):
             )
         reader = _BulkReader(RecordSorter(bounds, now), self._rule, self._ids, index)
         reader.read(body, bounds)
-        return reader.sorter.records(reader.bulk)
+        records = reader.sorter.records(reader.bulk)
+        records.reply_bytes = reader.bulk.reply_bytes
+        return records
 
     def stale(self, records: DoorRecords) -> bool:
         bulk: _Bulk = records.items
@@ -211,20 +222,22 @@ class ElasticsearchDoor(Door):
     ) -> Collection[Storing]:
         bulk: _Bulk = records.items
         if bulk.named:
-            task_of = {place: task for run, task in storing for place in run.places}
-            for name, number in bulk.named.items():
-                item = bulk.items[number]
-                task = task_of.get(item.record)
-                if task is not None:
-                    known = Known(task, item.digest)
-                    self._ids.put(name, known)
-                    task.add_done_callback(partial(self._forget, name, known))
+            item_of = {bulk.items[number].record: number for number in bulk.named.values()}
+            for run, task in storing:
+                documents = []
+                for place in run.places:
+                    if place in item_of:
+                        item = bulk.items[item_of[place]]
+                        documents.append((item.name, Known(task, item.digest)))
+                        self._ids.put(*documents[-1])
+                task.add_done_callback(partial(self._forget, documents))
         return {item.known.storing for item in bulk.items if item.known is not None}
 
-    def _forget(self, name: tuple[str, str, str], known: Known, _: Storing) -> None:
-        """Forgets a document that was refused."""
-        if failed(known.storing):
-            self._ids.drop(name, known)
+    def _forget(self, documents: Sequence[tuple[bytes, Known]], task: Storing) -> None:
+        """Forgets documents that were refused."""
+        if failed(task):
+            for name, known in documents:
+                self._ids.drop(name, known)
 
     def reply(self, request: DoorRequest, records: DoorRecords, outcome: Outcome) -> Reply:
         bulk: _Bulk = records.items
@@ -234,9 +247,15 @@ class ElasticsearchDoor(Door):
             for number, place in enumerate(run.places)
         }
         errors = {place: error for places, error in outcome.refused for place in places}
-        answers = [_result(bulk, item, ids, errors) for item in bulk.items]
-        wrong = any("error" in answer for result in answers for answer in result.values())
-        return _answer(request, 200, {"took": 0, "errors": wrong, "items": answers})
+        wrong = False
+        pieces: list[bytes] = []
+        for first in range(0, len(bulk.items), _RESULTS):
+            some = bulk.items[first : first + _RESULTS]
+            answers = [_result(bulk, item, ids, errors) for item in some]
+            wrong = wrong or any("error" in said for each in answers for said in each.values())
+            pieces.append(orjson.dumps(answers)[1:-1])
+        reply = _answer(request, 200, {"took": 0, "errors": wrong, "items": []})
+        return reply._replace(body=b"%b[%b]}" % (reply.body[: -len("[]}")], b",".join(pieces)))
 
     def refusal(self, request: DoorRequest, status: int, error: BaseException) -> Reply:
         said = {"type": _type_of(status), "reason": message_of(error)}
@@ -324,7 +343,7 @@ class _BulkReader:
 
     def read(self, body: bytes, bounds: Bounds) -> None:
         """Reads all items. Raises `InvalidInput` for a line that is no action, `TooLarge`."""
-        lines = iter(body.split(b"\n"))
+        lines = (line for window in line_windows(body) for line in window[:-1].split(b"\n"))
         for number, line in enumerate(lines):
             if not line.strip():
                 continue
@@ -334,6 +353,7 @@ class _BulkReader:
                 bounds.go_on()
             item = self._action(line, number + 1)
             self.bulk.items.append(item)
+            self.bulk.reply_bytes += _RESULT_BYTES + 2 * (len(item.index) + len(item.id))
             if item.action == "delete":
                 item.error = _refused_action(item.action)
                 continue
@@ -380,7 +400,8 @@ class _BulkReader:
         except TooLarge:
             raise
         except InvalidInput as error:
-            item.error = error
+            # Without its traceback, which would hold the document and its parts.
+            item.error = InvalidInput(str(error), field=error.field, hint=error.hint)
 
     def _add(self, item: _Item, document: dict[str, Any], line: bytes) -> None:
         text = next((v for name in _MESSAGES if isinstance(v := document.get(name), str)), None)
@@ -407,12 +428,17 @@ class _BulkReader:
 
     def _claim(self, item: _Item, fqn: str, line: bytes) -> bool:
         """Returns true if no document with this id is known."""
-        item.name = fqn, item.index, item.id
+        # No cheaper hash: a client must not be able to make a document look like another's.
+        parts = (fqn, item.index, item.id)
+        named = b"\0".join(part.encode("utf-8", "surrogatepass") for part in parts)
+        item.name = hashlib.blake2b(named, digest_size=16).digest()
         item.digest = xxhash.xxh3_64_intdigest(line.strip())
         item.known = self._ids.peek(item.name)
         if item.known is not None:
             return False
         first = self.bulk.named.setdefault(item.name, len(self.bulk.items) - 1)
+        if len(self.bulk.named) > _MOST_NAMED:
+            raise TooLarge(f"a request has more than {_MOST_NAMED} items with an id", field="body")
         if self.bulk.items[first] is not item:
             item.first = first
             return False
@@ -424,6 +450,8 @@ def _refused_action(action: str) -> InvalidInput:
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
+    if len(line) > MOST_FIELD:
+        raise InvalidInput(f"a document has more than {MOST_FIELD} bytes", field="body")
     if len(line) > SMALL and structure(line) > _MOST_IN_DOCUMENT:
         raise InvalidInput(f"a document has more than {_MOST_IN_DOCUMENT} values", field="body")
     try:

@@ -18,7 +18,7 @@ Pipelines are separated by tokens and their rules.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, Final
 
@@ -41,7 +41,7 @@ from service.doors.records import (
     parse_json,
     with_outer,
 )
-from service.doors.wire import MOST_FIELD, Span, fields, windows
+from service.doors.wire import FieldWalker
 from service.http.body import Bounds
 from service.http.decode import INFLATERS
 from service.http.errors import HttpError
@@ -57,7 +57,7 @@ _SERVICE_LABELS: Final = (
 )
 _LEVELS: Final = ("level", "detected_level", "severity", "severity_text")
 _LABEL: Final = re.compile(
-    r"\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*(\"(?:[^\"\\]|\\.)*\"|`[^`]*`)\s*(,|\Z)", re.DOTALL
+    r"\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*(\"(?:[^\"\\]|\\.)*+\"|`[^`]*`)\s*(,|\Z)", re.DOTALL
 )
 _ESCAPE: Final = re.compile(
     r"\\(?:([abfnrtv\\\"'])|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-7]{3})|(.))",
@@ -99,7 +99,7 @@ class LokiDoor(Door):
         if _is_json(request):
             _read_json(request.body, writer)
         else:
-            _read_protobuf(request.body, writer)
+            _read_protobuf(FieldWalker(request.body, bounds.go_on), writer)
         return writer.sorter.records()
 
     def reply(self, request: DoorRequest, records: DoorRecords, outcome: Outcome) -> Reply:
@@ -191,20 +191,17 @@ def _level(attributes: Mapping[str, str]) -> str | None:
 # --- Protobuf -----------------------------------------------------------------------------------
 
 
-def _read_protobuf(body: bytes, writer: _EntryWriter) -> None:
+def _read_protobuf(walker: FieldWalker, writer: _EntryWriter) -> None:
     from google.protobuf.message import DecodeError
 
     stream_type = _stream_type()
     try:
-        for outer in _of(fields(body, 0, len(body)), 1):
-            parts = list(fields(body, outer.start, outer.end))
-            spelled = b"".join(body[part.start : part.end] for part in _of(iter(parts), 1))
-            if len(spelled) > MOST_FIELD:
-                raise TooLarge(f"labels have more than {MOST_FIELD} bytes", field="body")
+        for outer in walker.fields(1, 0, len(walker.data)):
+            spelled = walker.joined(1, outer.start, outer.end)
             writer.begin(parse_labels(valid_utf8(spelled)[0].decode()))
-            for window in windows(body, list(_of(iter(parts), 2))):
+            for window in walker.windows(2, outer.start, outer.end):
                 for entry in stream_type.FromString(window).entries:
-                    _read_entry(entry, writer)
+                    _read_entry(entry, walker, writer)
     except DecodeError as error:
         raise InvalidInput(
             f"the body is no PushRequest: {error}",
@@ -213,19 +210,16 @@ def _read_protobuf(body: bytes, writer: _EntryWriter) -> None:
         ) from error
 
 
-def _read_entry(entry: Any, writer: _EntryWriter) -> None:
+def _read_entry(entry: Any, walker: FieldWalker, writer: _EntryWriter) -> None:
     try:
         line = entry.line.decode()
     except UnicodeDecodeError:
         whole, replaced = valid_utf8(entry.line)
         line, writer.sorter.replaced = whole.decode(), writer.sorter.replaced + replaced
+    walker.spend(len(entry.metadata))
     metadata = {pair.name: pair.value for pair in entry.metadata}
     at = entry.timestamp
     writer.add(at.seconds * _NANOSECONDS + at.nanos, line, metadata)
-
-
-def _of(spans: Iterator[Span], number: int) -> Iterator[Span]:
-    return (span for span in spans if span.number == number)
 
 
 @cache

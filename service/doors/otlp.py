@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -49,10 +49,10 @@ from service.doors.records import (
     value_text,
     with_outer,
 )
-from service.doors.wire import MOST_FIELD, Span, fields, windows
+from service.doors.wire import FieldWalker
 from service.http.body import Bounds
 from service.http.errors import HttpError
-from tailrace.logstore.errors import InvalidInput, TooLarge
+from tailrace.logstore.errors import InvalidInput
 from tailrace.logstore.segments.file_format import LEVELS
 
 PATH: Final = "/v1/logs"
@@ -80,7 +80,8 @@ class OtlpDoor(Door):
         sorter = RecordSorter(bounds, now)
         kind = media_type(request.header(b"content-type"))
         if kind == _PROTOBUF:
-            _read_protobuf(request.body, _RecordWriter(sorter, self._rule))
+            walker = FieldWalker(request.body, bounds.go_on)
+            _read_protobuf(walker, _RecordWriter(sorter, self._rule))
         elif kind == _JSON:
             _read_json(request.body, _RecordWriter(sorter, self._rule))
         else:
@@ -196,7 +197,7 @@ def as_text(value: object) -> str:
 # --- Protobuf -----------------------------------------------------------------------------------
 
 
-def _read_protobuf(body: bytes, writer: _RecordWriter) -> None:
+def _read_protobuf(walker: FieldWalker, writer: _RecordWriter) -> None:
     # Loaded with the first request: 5 MB and 70 ms that a node without this door does not need.
     from google.protobuf.message import DecodeError
     from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
@@ -204,19 +205,16 @@ def _read_protobuf(body: bytes, writer: _RecordWriter) -> None:
     from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
     try:
-        for outer in _of(fields(body, 0, len(body)), 1):
-            parts = list(fields(body, outer.start, outer.end))
-            resource = Resource.FromString(_joined(body, _of(parts, 1)))
-            attributes = _pairs(resource.attributes)
-            for inner in _of(parts, 2):
-                within = list(fields(body, inner.start, inner.end))
-                scope = InstrumentationScope.FromString(_joined(body, _of(within, 1)))
-                writer.begin(
-                    attributes, _scope(scope.name, scope.version, _pairs(scope.attributes))
-                )
-                for window in windows(body, list(_of(within, 2))):
+        for outer in walker.fields(1, 0, len(walker.data)):
+            resource = Resource.FromString(walker.joined(1, outer.start, outer.end))
+            attributes = _pairs(resource.attributes, walker)
+            for inner in walker.fields(2, outer.start, outer.end):
+                scope = InstrumentationScope.FromString(walker.joined(1, inner.start, inner.end))
+                own = _pairs(scope.attributes, walker)
+                writer.begin(attributes, _scope(scope.name, scope.version, own))
+                for window in walker.windows(2, inner.start, inner.end):
                     for record in ScopeLogs.FromString(window).log_records:
-                        _read_record(record, writer)
+                        _read_record(record, walker, writer)
     except DecodeError as error:
         raise InvalidInput(
             f"the body is no ExportLogsServiceRequest: {error}",
@@ -225,7 +223,7 @@ def _read_protobuf(body: bytes, writer: _RecordWriter) -> None:
         ) from error
 
 
-def _read_record(record: Any, writer: _RecordWriter) -> None:
+def _read_record(record: Any, walker: FieldWalker, writer: _RecordWriter) -> None:
     said: Attributes = {}
     if record.trace_id:
         said["trace_id"] = record.trace_id.hex()
@@ -238,26 +236,14 @@ def _read_record(record: Any, writer: _RecordWriter) -> None:
     if record.dropped_attributes_count:
         said["dropped_attributes_count"] = str(record.dropped_attributes_count)
     writer.add(
-        _value(record.body),
+        _value(record.body, walker),
         record.time_unix_nano,
         record.observed_time_unix_nano,
         record.severity_number,
         record.severity_text,
-        _pairs(record.attributes),
+        _pairs(record.attributes, walker),
         said,
     )
-
-
-def _of(spans: Iterator[Span] | Sequence[Span], number: int) -> Iterator[Span]:
-    return (span for span in spans if span.number == number)
-
-
-def _joined(body: bytes, spans: Iterator[Span]) -> bytes:
-    """Returns the values of a field that should stand once: protobuf merges them."""
-    joined = b"".join(body[span.start : span.end] for span in spans)
-    if len(joined) > MOST_FIELD:
-        raise TooLarge(f"a resource or scope has more than {MOST_FIELD} bytes", field="body")
-    return joined
 
 
 def _scope(name: str, version: str, attributes: Attributes) -> Attributes:
@@ -265,25 +251,28 @@ def _scope(name: str, version: str, attributes: Attributes) -> Attributes:
     return {**{key: value for key, value in said.items() if value}, **attributes}
 
 
-def _pairs(pairs: Any) -> Attributes:
+def _pairs(pairs: Any, walker: FieldWalker) -> Attributes:
+    walker.spend(len(pairs))
     found: Attributes = {}
     for pair in pairs:
         value = pair.value
         if value.HasField("string_value"):
             found[pair.key] = value.string_value
         else:
-            found[pair.key] = as_text(_value(value))
+            found[pair.key] = as_text(_value(value, walker))
     return found
 
 
-def _value(value: Any) -> object:
+def _value(value: Any, walker: FieldWalker) -> object:
     kind = value.WhichOneof("value")
     if kind is None:
         return None
     if kind == "array_value":
-        return [_value(each) for each in value.array_value.values]
+        walker.spend(len(value.array_value.values))
+        return [_value(each, walker) for each in value.array_value.values]
     if kind == "kvlist_value":
-        return {pair.key: _value(pair.value) for pair in value.kvlist_value.values}
+        walker.spend(len(value.kvlist_value.values))
+        return {pair.key: _value(pair.value, walker) for pair in value.kvlist_value.values}
     found = getattr(value, kind)
     if kind == "bytes_value":
         return base64.b64encode(found).decode()

@@ -19,6 +19,7 @@ encoded, in pieces, so that the objects of a parser never cover a whole body.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -40,11 +41,15 @@ from tailrace.logstore.segments.levels import NO_LEVEL, level_of_value
 from tailrace.logstore.settings import items
 
 MOST_DEPTH: Final = 100
-MOST_VALUES: Final = 1_000_000
+MOST_VALUES: Final = 500_000
 """Values in a body of JSON, which become objects of the parser."""
+_MOST_JSON: Final = 16 << 20
+"""Bytes of such a body: no parser holds the interpreter's lock for longer."""
 _MOST_RUNS: Final = 1000
 _LONGEST_CLIENT: Final = 200
 _GROUP: Final = 512
+_MOST_PENDING: Final = 20_000
+"""Attributes that are held as objects; those of a label count again in each of its records."""
 _DAY: Final = 86_400 * 1_000_000
 _LAST_MICROSECOND: Final = 253_402_300_799_999_999
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -135,7 +140,7 @@ class RefusedRecords:
     """Records that are never stored, and why."""
 
     error: InvalidInput
-    places: list[int] = field(default_factory=list)
+    places: array[int] = field(default_factory=lambda: array("I"))
 
 
 @dataclass(slots=True)
@@ -148,21 +153,23 @@ class DoorRecords:
     replaced: int = 0
     items: Any = None
     """What the door needs for its reply."""
+    reply_bytes: int = 0
+    """About the size of the reply, if it may be large."""
 
 
 class _Columns:
-    """The growing columns of one run."""
+    """The growing columns of one run: pieces of bytes, and objects of the latest records only."""
 
-    __slots__ = ("attributes", "ends", "levels", "meta", "places", "size", "texts", "timed", "ts")
+    __slots__ = ("attributes", "levels", "meta", "places", "size", "text", "texts", "timed", "ts")
 
     def __init__(self) -> None:
         self.meta = MetaColumns()
+        self.text: list[bytes] = []
         self.texts: list[bytes] = []
         self.ts: list[int | None] = []
         self.levels: list[str | None] = []
         self.attributes: list[Attributes | None] = []
-        self.ends: list[int] = []
-        self.places: list[int] = []
+        self.places = array("I")
         self.size = 0
         self.timed = False
 
@@ -170,16 +177,15 @@ class _Columns:
         """Encodes the metadata that is held as objects; returns its bytes."""
         before = self.meta.size
         if self.ts:
-            first = len(self.texts) - len(self.ts)
-            lengths = map(len, self.texts[first:])
-            ends = list(accumulate(lengths, initial=self.size))[1:]
+            ends = list(accumulate(map(len, self.texts), initial=self.size))[1:]
             try:
                 self.meta.add(RecordMeta(ends, self.ts, self.levels, self.attributes))
             except orjson.JSONEncodeError:  # half of a surrogate pair
                 whole = [_encodable(each) for each in self.attributes]
                 self.meta.add(RecordMeta(ends, self.ts, self.levels, whole))
             self.size = ends[-1]
-            self.ts, self.levels, self.attributes = [], [], []
+            self.text.append(b"".join(self.texts))
+            self.texts, self.ts, self.levels, self.attributes = [], [], [], []
         return self.meta.size - before
 
 
@@ -202,19 +208,19 @@ class RecordSorter:
         self._runs: dict[RunKey, _Columns] = {}
         self._refused: dict[str, RefusedRecords] = {}
         self._last: tuple[Place, int, _Columns] | None = None
-        self._size = self._meta = self.replaced = 0
+        self._size = self._meta = self._pending = self.replaced = 0
         self.count = 0
         """Records so far; it is the number of the next one."""
 
     def add(
         self,
         place: Place,
-        text: str,
+        text: str | bytes,
         microseconds: int | None,
         level: str | None,
         attributes: Attributes,
     ) -> None:
-        """Adds the next record. Raises `TooLarge` if the request has too much."""
+        """Adds the next record; bytes are UTF-8. Raises `TooLarge` if the request has too much."""
         number = self.count
         self.count = number + 1
         if microseconds is not None and not 0 <= microseconds <= _LAST_MICROSECOND:
@@ -226,9 +232,9 @@ class RecordSorter:
             self._refuse(number, str(error))
             return
         try:
-            encoded = text.encode()
+            encoded = text if isinstance(text, bytes) else text.encode()
         except UnicodeEncodeError:
-            encoded, more = encode_text(text)
+            encoded, more = encode_text(str(text))
             self.replaced += more
         columns.texts.append(encoded + b"\n")
         columns.ts.append(microseconds)
@@ -238,7 +244,10 @@ class RecordSorter:
         if microseconds is not None:
             columns.timed = True
         self._size += len(encoded) + 1
-        if len(columns.ts) >= _GROUP:
+        self._pending += len(attributes)
+        if self._pending >= _MOST_PENDING:
+            self._encode_all()
+        elif len(columns.ts) >= _GROUP:
             self._encode(columns)
 
     def refuse(self, why: str) -> None:
@@ -248,12 +257,11 @@ class RecordSorter:
 
     def records(self, items: Any = None) -> DoorRecords:
         """Returns all records. Raises `TooLarge`."""
-        for columns in self._runs.values():
-            self._encode(columns)
+        self._encode_all()
         runs = []
         for key, columns in self._runs.items():
-            text = b"".join(columns.texts)
-            columns.texts = []
+            text = b"".join(columns.text)
+            columns.text = []
             lines = count_lines(text)
             runs.append(
                 RunRecords(key, text, columns.meta.encoded(), lines, columns.places, columns.timed)
@@ -275,6 +283,11 @@ class RecordSorter:
             found = self._runs[key] = _Columns()
         self._last = place, day, found
         return found
+
+    def _encode_all(self) -> None:
+        for columns in self._runs.values():
+            self._encode(columns)
+        self._pending = 0
 
     def _encode(self, columns: _Columns) -> None:
         self._bounds.go_on()
@@ -314,6 +327,12 @@ def level_of(value: object, key: str = "level") -> str | None:
 
 def parse_json(body: bytes) -> Any:
     """Returns the value in a body of JSON. Raises `InvalidInput`, `TooLarge`."""
+    if len(body) > _MOST_JSON:
+        raise TooLarge(
+            f"the JSON has more than {_MOST_JSON} bytes",
+            field="body",
+            hint="Send less of it, or send protobuf.",
+        )
     if structure(body) > MOST_VALUES:
         raise TooLarge(
             f"the JSON has more than {MOST_VALUES} values", field="body", hint="Send less of it."

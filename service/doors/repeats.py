@@ -20,6 +20,7 @@ Ids of documents (`_bulk`) are remembered in the same way, but in memory only.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
@@ -113,7 +114,7 @@ class Repeats:
         loop = asyncio.get_running_loop()
         if not timed or not self._seconds:
             return loop.create_task(self._store(batch, timed=False), name="append of a door")
-        name = (batch.key, batch.connector, _content(batch))
+        name = _digest(batch)
         known = self._batches.get(name)
         if known is not None and not failed(known):
             return loop.create_task(_again(known), name="repeat at a door")
@@ -157,8 +158,11 @@ def failed(task: Storing) -> bool:
     return task.done() and error_of(task) is not None
 
 
-def _content(batch: IncomingBatch) -> bytes:
+def _digest(batch: IncomingBatch) -> bytes:
+    """Returns a digest of the run, the sender and the content, in place of names of any length."""
     found = xxhash.xxh3_128(batch.text)
     found.update(b"%d\0" % len(batch.text))
     found.update(batch.meta)
-    return found.digest()
+    names = (batch.key.fqn, batch.key.run, batch.connector or "")
+    named = b"".join(b"%d\0%b" % (len(name), name.encode()) for name in names)
+    return hashlib.blake2b(named + found.digest(), digest_size=16).digest()

@@ -48,7 +48,7 @@ from service.http.body import (
     read_rest,
 )
 from service.http.errors import HttpError, problem
-from service.http.replies import TimedRequest
+from service.http.replies import CONNECTION, ReplyConnection, TimedRequest
 from service.http.targets import request_id
 from service.ingest.batch import IncomingBatch
 from tailrace.logstore.clock import Clock
@@ -57,6 +57,7 @@ from tailrace.logstore.errors import Forbidden, NodeNotReady, TailraceError
 T = TypeVar("T")
 _IN_PLACE: Final = 16 << 10
 """Bodies up to this size are decoded at once: records cost more than lines of text."""
+_PIECE: Final = 64 << 10
 
 
 def open_doors(settings: DoorSettings, repeats: Repeats) -> list[Door]:
@@ -125,9 +126,11 @@ class DoorRoutes:
                 share = self._append.budget.share()
                 try:
                     reply = await self._take(door, request, scope, first, receive, share)
+                    if reply is not None:
+                        await self._send(reply, scope, send, share)
                 finally:
                     share.end()
-            if reply is not None:
+            else:
                 await reply_to(send, reply.status, reply.headers, reply.body)
         except asyncio.CancelledError:  # a stop waits no longer
             error = NodeNotReady("the node is stopping")
@@ -151,6 +154,7 @@ class DoorRoutes:
         while door.stale(records):
             records = await self._decode(door, request)
         request.body = b""
+        await share.reserve(max(records.reply_bytes - share.held, 0))
         return await self._store(door, request, records, scope)
 
     async def _read(
@@ -220,8 +224,34 @@ class DoorRoutes:
         counters.door_records[door.name] += outcome.stored
         counters.door_repeats[door.name] += outcome.repeated
         counters.door_refused[door.name] += outcome.refusals
-        reply = await self._run(request, lambda: door.reply(request, records, outcome))
+        reply = await self._run(request, lambda: _made(door, request, records, outcome))
         return _with_retry(reply, outcome.for_now())
+
+    async def _send(self, reply: Reply, scope: Scope, send: Send, share: Share) -> None:
+        """Sends a reply, which counts in the budget until its client has taken it.
+
+        A client that takes nothing while others wait for this memory is cut off.
+        """
+        body = reply.body
+        if len(body) <= _IN_PLACE:
+            await reply_to(send, reply.status, reply.headers, body)
+            return
+        share.charge(len(body) - share.held)
+        headers = [*reply.headers, (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        try:
+            async with asyncio.timeout(None) as share.patience:
+                for at in range(0, len(body), _PIECE):
+                    piece, end = body[at : at + _PIECE], at + _PIECE
+                    more = end < len(body)
+                    await send({"type": "http.response.body", "body": piece, "more_body": more})
+                    share.charge(-len(piece))
+        except TimeoutError:
+            reader: ReplyConnection | None = scope.get(CONNECTION)
+            if reader is not None:
+                reader.cut_off()
+        finally:
+            share.patience = None
 
     def _begin(self, run: RunRecords, connector: str) -> Storing:
         batch = IncomingBatch(
@@ -264,6 +294,16 @@ class DoorRoutes:
         if isinstance(error, BodyTooLarge | StoodStill):
             more.append((b"connection", b"close"))
         await reply_to(send, reply.status, [*reply.headers, *more], reply.body)
+
+
+def _made(door: Door, request: DoorRequest, records: DoorRecords, outcome: Outcome) -> Reply:
+    """Makes the reply, and frees here what it was made of: that takes long, and not in the loop."""
+    reply = door.reply(request, records, outcome)
+    records.items = None
+    records.runs.clear()
+    records.refused.clear()
+    outcome.receipts.clear()
+    return reply
 
 
 def _request(scope: Scope) -> DoorRequest:

@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import count
 from typing import Any, Final
 
@@ -34,8 +36,17 @@ from service.doors.records import (
     time_of,
     value_text,
 )
+from service.doors.wire import MOST_FIELD
 from service.http.body import Bounds
-from service.http.json_body import SMALL, structure, valid_utf8
+from service.http.json_body import (
+    SMALL,
+    NotJson,
+    line_windows,
+    parse,
+    string_end,
+    valid_utf8,
+    whole_before,
+)
 from tailrace.logstore.errors import InvalidInput, TooLarge
 from tailrace.logstore.segments.levels import LEVEL_KEYS
 
@@ -51,7 +62,9 @@ _MOST_ACKS: Final = 10_000
 _MOST_EVENTS: Final = 100_000
 _MOST_IN_EVENT: Final = 20_000
 _DECODER: Final = json.JSONDecoder()
-_BLANK: Final = " \t\r\n"
+_BLANK: Final = b" \t\r\n"
+_BLANKS: Final = re.compile(r"[ \t\r\n]*+")
+_SIGN: Final = re.compile(rb'["{}\[\],]')
 # Splunk's codes: what its clients compare.
 _CODES: Final = {401: 2, 403: 4, 429: 9, 503: 9, 413: 27}
 _NO_DATA, _INVALID, _INTERNAL = 5, 6, 8
@@ -80,11 +93,11 @@ class SplunkDoor(Door):
         sorter = RecordSorter(bounds, now)
         if request.path == _ACK:
             return sorter.records(_acks(request.body))
-        text, sorter.replaced = valid_utf8(request.body)
         if request.path in _RAW:
-            self._read_raw(text.decode(), request.parameters, sorter)
+            self._read_raw(request.body, request.parameters, sorter)
         else:
-            for number, event in enumerate(_events(text.decode())):
+            body, sorter.replaced = valid_utf8(request.body)
+            for number, event in enumerate(_events(body, bounds)):
                 if number >= _MOST_EVENTS:
                     raise TooLarge(f"more than {_MOST_EVENTS} events", field="body")
                 if number % 1024 == 0:
@@ -94,12 +107,15 @@ class SplunkDoor(Door):
             raise InvalidInput("No data", field="body")
         return sorter.records()
 
-    def _read_raw(self, text: str, said: Mapping[str, str], sorter: RecordSorter) -> None:
+    def _read_raw(self, body: bytes, said: Mapping[str, str], sorter: RecordSorter) -> None:
         attributes = {name: said[name] for name in _ORIGIN if said.get(name)}
         place = self._rule.place(attributes, _fallback(attributes))
-        for line in text.split("\n"):
-            if line:
-                sorter.add(place, line, None, None, dict(attributes))
+        for window in line_windows(body):
+            text, replaced = valid_utf8(window)
+            sorter.replaced += replaced
+            for line in text.split(b"\n"):
+                if line:
+                    sorter.add(place, line, None, None, attributes)
 
     def _add(self, event: Mapping[str, Any], number: int, sorter: RecordSorter) -> None:
         given = event.get("event")
@@ -163,25 +179,70 @@ def _acks(body: bytes) -> dict[str, bool]:
     return {str(each): True for each in acks}
 
 
-def _events(text: str) -> Iterator[Mapping[str, Any]]:
-    """Yields the objects that follow one another."""
-    text = text.removeprefix(codecs.BOM_UTF8.decode())
-    at = 0
+def _events(body: bytes, bounds: Bounds) -> Iterator[Mapping[str, Any]]:
+    """Yields the objects that follow one another.
+
+    The parser holds the interpreter's lock, so it gets windows: the next one begins with the event
+    that did not fit. An event that is larger than a window is measured before it is parsed.
+    """
+    at = len(codecs.BOM_UTF8) if body.startswith(codecs.BOM_UTF8) else 0
+    while (at := _after_blanks(body, at)) < len(body):
+        bounds.go_on()
+        window = body[at : whole_before(body, min(at + SMALL, len(body)))].decode()
+        end = 0
+        with suppress(ValueError, RecursionError):  # at the end of the window
+            while True:
+                value, end = _DECODER.raw_decode(window, _first(window, end))
+                yield _event(value, at)
+        if end:
+            at += len(window[:end].encode())
+        else:
+            stop = _end_of_event(body, at)
+            try:
+                yield _event(parse(body[at:stop])[0], at)
+            except NotJson as error:
+                raise _wrong(f"the body is not JSON at byte {at + 1}: {error}") from error
+            at = stop
+
+
+def _event(value: object, at: int) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise _wrong(f"after byte {at} is no object")
+    return value
+
+
+def _first(window: str, at: int) -> int:
+    found = _BLANKS.match(window, at)
+    return at if found is None else found.end()
+
+
+def _after_blanks(body: bytes, at: int) -> int:
     while True:
-        while at < len(text) and text[at] in _BLANK:
-            at += 1
-        if at == len(text):
-            return
-        try:
-            value, end = _DECODER.raw_decode(text, at)
-        except (ValueError, RecursionError) as error:
-            raise _wrong(f"the body is not JSON at character {at + 1}: {error}") from error
-        if not isinstance(value, dict):
-            raise _wrong(f"at character {at + 1} is no object")
-        if end - at > SMALL and structure(text[at:end].encode("utf-8", "replace")) > _MOST_IN_EVENT:
+        end = at + SMALL
+        at = len(body[at:end]) - len(body[at:end].lstrip(_BLANK)) + at
+        if at < end:
+            return at
+
+
+def _end_of_event(body: bytes, start: int) -> int:
+    """Returns where the object that begins at `start` ends. Raises `InvalidInput`."""
+    if body[start] != ord("{"):
+        raise _wrong(f"the body is not JSON at byte {start + 1}: no object begins here")
+    depth = values = 0
+    at, most = start, start + MOST_FIELD
+    while (found := _SIGN.search(body, at, most)) is not None:
+        sign, at = found[0], found.end()
+        if sign == b'"':
+            at = string_end(body, at) + 1
+        depth += (sign in b"{[") - (sign in b"}]")
+        if not depth:
+            return at
+        values += sign not in b"}]"
+        if values > _MOST_IN_EVENT:
             raise _wrong(f"an event has more than {_MOST_IN_EVENT} values")
-        at = end
-        yield value
+    if most < len(body):
+        raise _wrong(f"an event has more than {MOST_FIELD} bytes")
+    raise _wrong(f"the body is not JSON at byte {start + 1}: the object does not end")
 
 
 def _number(text: str, number: int) -> float:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import traceback
 from collections.abc import Awaitable, Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -415,7 +416,7 @@ class AppendRoutes:
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Returns the result of `work` in one of the threads that decode bodies."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, _freed, work)
 
     async def _answer_close(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         self.counters.close_requests += 1
@@ -435,6 +436,18 @@ class AppendRoutes:
         if isinstance(error, BodyTooLarge | StoodStill):
             refusal.headers.append((b"connection", b"close"))
         await reply_to(send, refusal.status, refusal.headers, refusal.body)
+
+
+def _freed(work: Callable[[], T]) -> T:
+    """Calls `work`. If it fails, frees what it held here: that takes long, and not in the loop."""
+    try:
+        return work()
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            traceback.clear_frames(cause.__traceback__)
+            cause = cause.__context__
+        raise
 
 
 def _constant_meta(value: bytes, get: Get) -> bytes:

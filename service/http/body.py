@@ -85,7 +85,7 @@ class Share:
         """What it held when it was looked at last."""
         self.waits = False
         self.patience: asyncio.Timeout | None = None
-        """Around reading: who stands still is let go by it."""
+        """Around reading a body or sending a reply: a client that stands still is let go by it."""
 
     async def grow(self, size: int) -> None:
         """Counts bytes that have arrived; returns when reading may continue."""
@@ -111,9 +111,10 @@ class Share:
         self._budget.end(self)
 
     def stands_still(self) -> bool:
-        """Returns true if the client could send but has sent next to nothing since the mark."""
+        """Returns true if the client has sent, or taken, next to nothing since the mark."""
         least = max(_LEAST_BYTES, self.held // _LEAST_PART)
-        return self.patience is not None and not self.waits and self.held - self.marked < least
+        moved = abs(self.held - self.marked)
+        return self.patience is not None and not self.waits and moved < least
 
 
 class Budget:

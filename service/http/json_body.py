@@ -254,10 +254,16 @@ def parse(body: bytes) -> tuple[Any, int]:
     """Returns a JSON value and the number of characters that were not UTF-8. Raises `NotJson`."""
     try:
         return orjson.loads(body), 0
-    except orjson.JSONDecodeError:
-        pass
-    # Not UTF-8, or a lone surrogate: orjson refuses both, the standard parser takes them.
+    except orjson.JSONDecodeError as error:
+        wrong = str(error)
+    # Not UTF-8, or a lone surrogate: orjson refuses both, the standard parser takes them. It is
+    # slow, and holds the interpreter's lock.
     fixed, replaced = valid_utf8(body)
+    if structure(fixed) > _STRUCTURE:
+        try:
+            return orjson.loads(fixed), replaced
+        except orjson.JSONDecodeError:
+            raise NotJson(f"not JSON: {wrong}", field="body", hint=_ENVELOPE_HINT) from None
     try:
         return json.loads(fixed, parse_constant=_refuse), replaced
     except (ValueError, RecursionError) as error:
@@ -297,7 +303,7 @@ def _cut_up(body: bytes, bounds: Bounds) -> Iterator[bytes | LongString]:
         if quote < 0:
             yield gap
             return
-        end = _string_end(body, quote + 1)
+        end = string_end(body, quote + 1)
         after_long = end - quote > _LONG_ENVELOPE
         if after_long:
             yield gap + b'"'
@@ -318,7 +324,7 @@ def _too_much() -> InvalidInput:
     )
 
 
-def _string_end(body: bytes, start: int) -> int:
+def string_end(body: bytes, start: int) -> int:
     """Returns the position of the string's closing quote. Raises `NotJson`."""
     end = body.find(b'"', start)
     if end <= start or body[end - 1] != _BACKSLASH:
@@ -431,7 +437,7 @@ def parse_records(body: bytes, bounds: Bounds) -> Records:
     columns = MetaColumns()
     unknown: dict[str, None] = {}
     size = count = replaced = 0
-    for window in _windows(body):
+    for window in line_windows(body):
         bounds.go_on()
         if len(window) > SMALL:
             some = _read_long(window, count + 1, bounds)
@@ -458,7 +464,7 @@ def parse_records(body: bytes, bounds: Bounds) -> Records:
     return Records(b"".join(texts), columns.encoded(), count, replaced, list(unknown))
 
 
-def _windows(body: bytes) -> Iterator[bytes]:
+def line_windows(body: bytes) -> Iterator[bytes]:
     """Splits the body at lines into pieces of at most `SMALL` bytes, or one line that is longer."""
     at = 0
     while at < len(body):
