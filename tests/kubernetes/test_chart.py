@@ -37,7 +37,7 @@ def one(name: str, kind: str, ending: str = "") -> dict[str, Any]:
 
 
 @pytest.mark.helm
-@pytest.mark.in_turn(2, "helm")
+@pytest.mark.in_turn(6, "helm")
 @pytest.mark.parametrize("name", FORMS)
 def test_the_chart_makes_the_manifests_and_they_fit_the_schemas(name: str) -> None:
     text = manifest(name)
@@ -48,7 +48,7 @@ def test_the_chart_makes_the_manifests_and_they_fit_the_schemas(name: str) -> No
 
 
 @pytest.mark.helm
-@pytest.mark.in_turn(2, "helm")
+@pytest.mark.in_turn(6, "helm")
 def test_the_schemas_refuse_a_key_that_there_is_not() -> None:
     for right, wrong in [("podManagementPolicy", "podManagement"), ("endpoints:", "endpoint:")]:
         done = kubeconform(SCHEMAS, manifest("cluster").replace(right, wrong))
@@ -57,7 +57,7 @@ def test_the_schemas_refuse_a_key_that_there_is_not() -> None:
 
 
 @pytest.mark.helm
-@pytest.mark.in_turn(2, "helm")
+@pytest.mark.in_turn(6, "helm")
 @pytest.mark.parametrize("flags", FORMS.values(), ids=FORMS)
 def test_the_chart_is_clean(flags: list[str]) -> None:
     flags = [flag for flag in flags if "show-only" not in flag and "templates/" not in flag]
@@ -66,7 +66,7 @@ def test_the_chart_is_clean(flags: list[str]) -> None:
 
 
 @pytest.mark.helm
-@pytest.mark.in_turn(2, "helm")
+@pytest.mark.in_turn(6, "helm")
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
