@@ -219,7 +219,7 @@ def test_a_run_shows_a_line_until_it_is_closed(service: ServiceProcess) -> None:
         until(lambda: _shown(service.url, "showing") == [])
         run.show("the end")
         until(lambda: _shown(service.url, "showing") == ["the end"])
-        with pytest.raises(client.InvalidRequest, match="one line"):
+        with pytest.raises(client.InvalidRequest, match="a single line"):
             run.show("two\nlines")
     assert _shown(service.url, "showing") == []
     assert messages(service.url, "showing") == ["a line above it"]

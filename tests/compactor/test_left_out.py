@@ -172,7 +172,7 @@ def test_a_service_beside_it_says_so_until_it_is_decided(lake: Lake, tmp_path: P
 
     for _ in range(2):
         (problem,) = over(lake.compact())
-        assert problem.startswith("1 damaged segments are left out")
+        assert problem.startswith("1 damaged segments are not in the table")
     assert over(PassReport()) == []
     (problem,) = over(PassReport(alarms=["a gap"]))
     assert "the last compaction had 1 alarms" in problem

@@ -116,8 +116,9 @@ def test_finding_counts_the_whole_run_and_goes_from_hit_to_hit(page: Page, post:
     page.keyboard.press("Shift+Enter")
     expect(found).to_have_text("10 of 10 records")
     expect(page.locator(".row.marked .tx")).to_have_text("needle 6305")
-    expect(page.locator("#toast.shown")).to_have_text("Before the first match: continuing at the"
-        " last.")
+    expect(page.locator("#toast.shown")).to_have_text(
+        "Before the first match: continuing at the last."
+    )
     address = page.url
     # Another search begins at what is on screen.
     page.keyboard.press("Escape")
@@ -155,8 +156,9 @@ def test_finding_counts_the_whole_run_and_goes_from_hit_to_hit(page: Page, post:
     page.keyboard.press("Enter")
     expect(found).to_have_text("1 of 1 record")
     page.keyboard.press("Enter")
-    expect(page.locator("#toast.shown")).to_have_text("Past the last match: continuing at the"
-        " first.")
+    expect(page.locator("#toast.shown")).to_have_text(
+        "Past the last match: continuing at the first."
+    )
     page.get_by_role("link", name="Search").click()
     expect(page.locator("#toast.shown")).to_have_count(0, timeout=1000)
 

@@ -140,6 +140,6 @@ async def test_what_a_deletion_takes_back_behind_a_cut_was_announced_and_is_coun
         await nodes.heal()
         await until(lambda: samples(b, "lines_taken_back") == {"": 2.0})
         assert (await shown(b, key))["logs"] == ""
-        assert "takes back 2 lines" in b.output()
+        assert "removes 2 lines" in b.output()
         await until(lambda: problems(b) == [])
         assert samples(a, "lines_taken_back") == {"": 0.0}
