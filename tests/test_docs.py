@@ -100,6 +100,7 @@ def test_every_route_is_in_openapi_yaml() -> None:
 def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
     text = (ROOT / "README.md").read_text()
     assert text.count("\n") <= 120
+    assert {"make run", "make test"} <= set(re.findall(r"^(make \w+) ", text, re.MULTILINE))
     for link in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (ROOT / link).exists(), link
 
