@@ -62,6 +62,7 @@ _LONGEST_PAUSE_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.05
 _STOP_SECONDS: Final = 10.0
 _HEADERS: Final = {"content-type": "text/plain; charset=utf-8"}
+_LINE: Final = re.compile(r"canary (\w+) (\d+)")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -209,7 +210,6 @@ class Canary:
         self._clock = clock or SystemClock()
         self._ids = BatchIds(self._clock.now_ms)
         self.instance = ulids.fresh_text(self._clock, entropy or system_entropy())
-        self._line = re.compile(rf"canary {self.instance} (\d+)")
         self._started_ms = self._clock.now_ms()
         self.tail = ReadBack(late, patience)
         self.query = ReadBack(late, patience)
@@ -385,7 +385,7 @@ class Canary:
             raise Unavailable("a search was partial")
 
     def _numbers(self, text: str) -> list[int]:
-        return [int(found[1]) for found in self._line.finditer(text)]
+        return [int(found[2]) for found in _LINE.finditer(text) if found[1] == self.instance]
 
 
 def _counter(name: str, text: str, read: Callable[[Canary], Reading], *labels: str) -> Any:
