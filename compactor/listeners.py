@@ -30,11 +30,12 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from base64 import b64encode
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Literal, Protocol, TextIO, TypeAlias
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
-import httpx
+import aiohttp
 import orjson
 
 from compactor.metrics import Samples, Textfile, add, counts, gauges, outcome, render, total
@@ -302,43 +303,45 @@ class MetricsListener:
 
 
 class PushGateway:
-    """A gateway at an address, which may contain a name and password.
-
-    Raises `InvalidInput` for an invalid address.
-    """
+    """A gateway at an address, with or without a name and password. Raises `InvalidInput`."""
 
     def __init__(self, address: str, instance: str) -> None:
+        parts = urlsplit(address)
         try:
-            url = httpx.URL(address)
-        except httpx.InvalidURL as error:
+            parts.port  # noqa: B018 - it is parsed when it is read
+        except ValueError as error:
             raise InvalidInput(
                 f"compaction.push_gateway is not an address: {error}",
                 field="compaction.push_gateway",
             ) from error
-        path = url.path.rstrip("/")
-        self._auth = httpx.BasicAuth(url.username, url.password) if url.username else None
-        self._url = url.copy_with(
-            userinfo=b"", path=f"{path}/metrics/job/{JOB}/instance/{quote(instance, safe='')}"
-        )
+        self._headers = {"Content-Type": "text/plain; version=0.0.4"}
+        if parts.username:
+            named = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+            self._headers["Authorization"] = f"Basic {b64encode(named).decode()}"
+        self._place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+        path = parts.path.rstrip("/")
+        self._url = f"{self._place}{path}/metrics/job/{JOB}/instance/{quote(instance, safe='')}"
 
     async def push(self, content: bytes) -> None:
         """Sends metrics in the text format. Raises `Unavailable` if the gateway refuses them."""
         try:
-            async with httpx.AsyncClient(timeout=_SECONDS, auth=self._auth) as client:
-                answer = await client.put(
-                    self._url,
-                    content=content,
-                    headers={"Content-Type": "text/plain; version=0.0.4"},
-                )
-        except httpx.HTTPError as error:
+            async with (
+                aiohttp.ClientSession(
+                    timeout=aiohttp.ClientTimeout(total=_SECONDS), trust_env=True
+                ) as client,
+                client.put(
+                    self._url, data=content, headers=self._headers, allow_redirects=False
+                ) as answer,
+            ):
+                status, text = answer.status, await answer.text(errors="replace")
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             raise self._failed(str(error) or type(error).__name__) from error
-        if answer.status_code >= 300:
-            raise self._failed(f"{answer.status_code} {answer.text[:200]}".strip())
+        if status >= 300:
+            raise self._failed(f"{status} {text[:200]}".strip())
 
     def _failed(self, reason: str) -> Unavailable:
         return Unavailable(
-            f"the push gateway {self._url.scheme}://{self._url.netloc.decode()} did not take the"
-            f" metrics: {reason}",
+            f"the push gateway {self._place} did not take the metrics: {reason}",
             hint="Set compaction.push_gateway to its address, such as http://host:9091.",
         )
 

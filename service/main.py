@@ -97,7 +97,6 @@ def prepare(settings: Settings) -> None:
     _check_folder(settings.data)
     log_to(sys.stderr, "%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # this module logs starts and stops
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs whole addresses
     apply_umask(settings.umask)
     close_to_others(os.path.join(settings.data, "journal"))
     gc.freeze()  # loaded objects stay: collections, which delay all work, skip them

@@ -58,6 +58,7 @@ def test_each_program_that_a_rule_looks_at_has_a_scrape_target() -> None:
         "tailrace": [metric.name for metric in METRICS],
         "tailrace-pipelines": [metric.name for metric in PIPELINES],
         "tailrace-forwarder": [metric.name for metric in FORWARDERS],
+        "tailrace-canary": [metric.name for metric in CANARIES],
     }
     needed = {
         job
@@ -112,14 +113,14 @@ def test_rules_that_always_fire_are_noticed(tmp_path: Path) -> None:
     assert _noticed(tmp_path, metric) == set(NAMES)
 
 
-def test_every_metric_that_a_rule_names_isexported() -> None:
+def test_every_metric_that_a_rule_names_is_exported() -> None:
     for rule in ALERTS:
         named = set(METRIC.findall(rule["expr"]))
         assert named, rule["alert"]
         assert named <= exported() | BY_PROMETHEUS, rule["alert"]
 
 
-def test_metrics_that_the_words_of_a_rule_or_the_manual_name_areexported() -> None:
+def test_metrics_that_the_words_of_a_rule_or_the_manual_name_are_exported() -> None:
     names = set(EXPORTED)
     words = [text for rule in ALERTS for text in rule["annotations"].values()]
     words.append((ROOT / "docs" / "operate" / "monitoring.md").read_text())
@@ -134,9 +135,14 @@ def test_a_rule_says_how_bad_it_is_what_it_is_and_what_to_do(rule: dict[str, Any
     assert len(rule["annotations"]["description"]) > 60
 
 
-def test_the_manual_explains_every_alert() -> None:
+def test_the_manual_has_one_section_for_every_alert_and_says_what_to_do() -> None:
     text = (ROOT / "docs" / "operate" / "monitoring.md").read_text()
-    assert [name for name in NAMES if f"`{name}`" not in text] == []
+    sections = re.findall(r"^### `(\w+)`\n\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert sorted(name for name, _ in sections) == sorted(NAMES)
+    for name, section in sections:
+        meaning, _, advice = section.partition("**What to do:**")
+        assert len(meaning) > 20, name
+        assert len(advice) > 20, name
 
 
 def test_the_rules_of_the_design_keep_its_thresholds() -> None:

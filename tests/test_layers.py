@@ -58,7 +58,7 @@ async def start_and_stop():
     await run(settings, stop, on_listening=lambda _: stop.set())
 
 asyncio.run(start_and_stop())
-print("started", *sorted({"duckdb", "botocore", "lark"} & set(sys.modules)))
+print("started", *sorted({"aiohttp", "botocore", "duckdb", "httpx", "lark"} & set(sys.modules)))
 """
 
 

@@ -681,23 +681,23 @@ async def fetched(place: str) -> bytes:
     """Reads the JWKS at an address, or in a file. Raises `Unavailable`."""
     if urlsplit(place).scheme not in ("http", "https"):
         return await asyncio.to_thread(_of_file, place)
-    import httpx
+    import aiohttp
 
+    limit = aiohttp.ClientTimeout(total=2 * _FETCH_SECONDS, sock_read=_FETCH_SECONDS)
     try:
         async with (
-            httpx.AsyncClient(timeout=_FETCH_SECONDS, trust_env=False) as client,
-            asyncio.timeout(2 * _FETCH_SECONDS),
-            client.stream("GET", place) as response,
+            aiohttp.ClientSession(timeout=limit) as client,
+            client.get(place, allow_redirects=False) as response,
         ):
-            if response.status_code != 200:
-                raise Unavailable(f"{_named(place)} answers {response.status_code}")
-            body = b""
-            async for piece in response.aiter_bytes():
+            if response.status != 200:
+                raise Unavailable(f"{_named(place)} answers {response.status}")
+            body = bytearray()
+            async for piece in response.content.iter_any():
                 body += piece
                 if len(body) > _MOST_BYTES:
                     raise Unavailable(f"{_named(place)} answers with more than {_MOST_BYTES} bytes")
-            return body
-    except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+            return bytes(body)
+    except (aiohttp.ClientError, OSError, ValueError) as error:  # a TimeoutError is an OSError
         raise Unavailable(f"{_named(place)} does not answer: {type(error).__name__}") from error
 
 

@@ -48,14 +48,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-import aiohttp
 import orjson
 
 from tailrace.logstore.clock import Clock
 from tailrace.logstore.errors import Unavailable
 from tailrace.logstore.retry import Backoff
+
+if TYPE_CHECKING:
+    import aiohttp
 
 
 class AskOutcome(StrEnum):
@@ -158,6 +160,8 @@ class HttpTransport:
             raise PeerSilent(f"{address.node} has left no address")
         if self._closed:
             raise PeerSilent(f"{address.node} is not asked any more: this node is stopping")
+        import aiohttp  # only here: a tenth of a start, and most nodes are alone on their store
+
         where = f"{address.node} at {address.url}"
         try:
             async with asyncio.timeout(seconds):
@@ -202,6 +206,8 @@ class HttpTransport:
             await self._session.close()
 
     def _open(self) -> aiohttp.ClientSession:
+        import aiohttp
+
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, limit_per_host=_PER_NODE, ssl=self._tls),

@@ -44,8 +44,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
-import aiohttp
-
 from tailrace.logstore.filesystem import ENOUGH, open_files
 from tailrace.logstore.retry import Backoff
 
@@ -149,10 +147,11 @@ def log_but_lost_writes(loop: asyncio.AbstractEventLoop, context: dict[str, Any]
     """Logs like the loop's own handler, except the second report of a lost connection."""
     written_by = context.get("future")
     error = context.get("exception")
-    if isinstance(error, aiohttp.ClientConnectionResetError) and isinstance(
-        written_by, asyncio.Task
-    ):
-        return
+    if isinstance(error, ConnectionResetError) and isinstance(written_by, asyncio.Task):
+        from aiohttp import ClientConnectionResetError  # a node without peers does not load it
+
+        if isinstance(error, ClientConnectionResetError):
+            return
     loop.default_exception_handler(context)
 
 

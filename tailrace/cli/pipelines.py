@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -134,7 +133,6 @@ def run(arguments: argparse.Namespace) -> int:
         )
         raise next(iter(found.wrong.values()), nothing)
     log_to(sys.stderr, "%(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells every request
     return _run(arguments, pipelines, read_again)
 
 

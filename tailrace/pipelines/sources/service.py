@@ -20,11 +20,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlsplit
 
-import httpx
+import aiohttp
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -58,6 +58,18 @@ _ERRORS: Final[Mapping[str, type[Exception]]] = {
 _SAID: Final = 300
 
 
+class ServiceReply(NamedTuple):
+    """The answer to a request: status, headers by names in any case, and the whole body."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        """The body's value. Raises `ValueError`."""
+        return orjson.loads(self.body)
+
+
 class ServiceClient:
     """A client of one service, by its URL.
 
@@ -81,24 +93,17 @@ class ServiceClient:
             )
         self._url = url.rstrip("/")
         self._token_file = token_file
-        verify = trust(ca_file, field="pipelines.source_ca_file") if ca_file else True
-        self._client = httpx.AsyncClient(verify=verify, timeout=seconds)
+        tls = trust(ca_file, field="pipelines.source_ca_file") if ca_file else True
         self._token()
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=tls),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=seconds, sock_read=seconds),
+            trust_env=True,
+        )
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Closes the connections."""
-        await self._client.aclose()
+        await self._session.close()
 
     async def ask(
         self,
@@ -107,7 +112,7 @@ class ServiceClient:
         parameters: Mapping[str, str | float],
         *,
         headers: Mapping[str, str] | None = None,
-    ) -> httpx.Response:
+    ) -> ServiceReply:
         """The answer, of status 200, 204 or 304.
 
         Raises `NotFound`, `Damaged`, `LeaseLost`, `GroupEvicted`, and `StoreUnavailable` for
@@ -115,33 +120,39 @@ class ServiceClient:
         """
         sent = {**(headers or {}), **self._authorization()}
         try:
-            answer = await self._client.request(
-                method, f"{self._url}{path}", params=dict(parameters), headers=sent
-            )
-        except httpx.HTTPError as error:
+            async with self._session.request(
+                method,
+                f"{self._url}{path}",
+                params=dict(parameters),
+                headers=sent,
+                allow_redirects=False,
+            ) as got:
+                answer = ServiceReply(got.status, got.headers, await got.read())
+        except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
             raise StoreUnavailable(
                 f"{self._url} does not answer: {type(error).__name__}: {error}",
                 hint=hint_of_trust(error, "pipelines.source_ca_file")
                 or "Set pipelines.source_url to the address of the service.",
             ) from error
-        if answer.status_code in (200, 204, 304):
+        if answer.status in (200, 204, 304):
             return answer
         raise self._error(answer)
 
-    def _error(self, answer: httpx.Response) -> Exception:
+    def _error(self, answer: ServiceReply) -> Exception:
         problem: dict[str, Any] = {}
         if "json" in answer.headers.get("content-type", ""):
             found = answer.json()
             problem = found if isinstance(found, dict) else {}
         kind = str(problem.get("type", "")).rpartition(":")[2].rpartition("/")[2]
-        said = str(problem.get("detail") or problem.get("message") or answer.text)[:_SAID]
+        text = answer.body.decode(errors="replace")
+        said = str(problem.get("detail") or problem.get("message") or text)[:_SAID]
         known = _ERRORS.get(kind)
         if known is not None:
             return known(said)
         hint = "Tailrace retries."
-        if answer.status_code in (401, 403):
+        if answer.status in (401, 403):
             hint = "pipelines.source_token_file must hold a token with the scope `consume`."
-        return StoreUnavailable(f"{self._url} answers {answer.status_code}: {said}", hint=hint)
+        return StoreUnavailable(f"{self._url} answers {answer.status}: {said}", hint=hint)
 
     def _authorization(self) -> dict[str, str]:
         try:
@@ -330,7 +341,7 @@ class ServiceSegments:
                 {"limit": _DELETIONS_PAGE, **({"after": after} if after else {})},
                 headers={"If-None-Match": tag} if tag and not after else None,
             )
-            if answer.status_code == 304:
+            if answer.status == 304:
                 return self._deleted
             if not after:
                 tag = answer.headers.get("etag", "")
@@ -351,7 +362,7 @@ class ServiceSegments:
         path = f"/segments/{quote(f'{origin.node}-{origin.seq}', safe='')}"
         answer = await self._client.ask("GET", path, {"format": "parquet"})
         whole = "tailrace-rows" in answer.headers
-        return partial(decoded if whole else _rest, answer.content)
+        return partial(decoded if whole else _rest, answer.body)
 
     async def held(self, origin: Origin) -> SegmentContents:
         """As `SegmentFeed.held`."""
@@ -394,7 +405,7 @@ class ServiceSegments:
                 for origin, lease in group.held.items():
                     more = {"reason": "its process ended"}
                     await self._tell(pipeline, origin, lease, "failed", more)
-        await self._client.close()
+        await self._client.aclose()
 
     async def _lease(
         self, pipeline: str, group: _PipelineGroup, needed: Mapping[str, int], start: GroupStart
@@ -406,7 +417,7 @@ class ServiceSegments:
             "start": start.value,
         }
         answer = await self._client.ask("POST", "/segments/next", asked)
-        if answer.status_code == 204:
+        if answer.status == 204:
             return False
         given: dict[str, Any] = answer.json()
         origin = Origin(given["node"], given["seq"])

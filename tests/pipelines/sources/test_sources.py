@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,12 @@ from tailrace.pipelines.appenders.registry import AppenderRegistry
 from tailrace.pipelines.definition import PipelineConfig, parse
 from tailrace.pipelines.events import Origin
 from tailrace.pipelines.process import PipelinesProcess
-from tailrace.pipelines.sources.service import MemorySegments, ServiceClient, ServiceSegments
+from tailrace.pipelines.sources.service import (
+    MemorySegments,
+    ServiceClient,
+    ServiceReply,
+    ServiceSegments,
+)
 from tailrace.pipelines.world import admin_of, open_world
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.pipelines.events import events
@@ -225,7 +230,7 @@ async def test_lists_are_read_by_pages_behind_what_is_known(
     monkeypatch.setattr("tailrace.pipelines.sources.service._PAGE", 2)
     file = lake.folder / "token"
     file.write_text(CONSUMER)
-    async with ServiceClient(service.url, token_file=str(file)) as client:
+    async with aclosing(ServiceClient(service.url, token_file=str(file))) as client:
         segments = ServiceSegments(client, SystemClock())
 
         def stored() -> list[dict[str, Any]]:
@@ -246,7 +251,7 @@ async def test_lists_are_read_by_pages_behind_what_is_known(
         asked: list[dict[str, object]] = []
         original = client.ask
 
-        async def counted(method: str, path: str, more: dict[str, Any]) -> httpx.Response:
+        async def counted(method: str, path: str, more: dict[str, Any]) -> ServiceReply:
             asked.append(more)
             return await original(method, path, more)
 
@@ -268,7 +273,7 @@ async def test_what_is_wrong_with_the_address_is_said(tmp_path: Path) -> None:
         ServiceClient("http://localhost:1", token_file=str(tmp_path / "none"))
     with pytest.raises(InvalidInput, match="certificates"):
         ServiceClient("https://localhost:1", ca_file=str(tmp_path / "none"))
-    async with ServiceClient("http://127.0.0.1:1") as client:
+    async with aclosing(ServiceClient("http://127.0.0.1:1")) as client:
         with pytest.raises(StoreUnavailable, match="does not answer"):
             await client.ask("GET", "/segments", {})
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -97,12 +98,12 @@ def test_without_it_the_refusal_says_what_to_do(address: str, tmp_path: Path) ->
 
 
 async def test_pipelines_are_told_their_own_settings(address: str, ours: Authority) -> None:
-    async with ServiceClient(address) as source:
+    async with aclosing(ServiceClient(address)) as source:
         with pytest.raises(StoreUnavailable) as refused:
             await source.ask("GET", "/health/ready", {})
     assert "pipelines.source_ca_file" in str(refused.value.hint)
-    async with ServiceClient(address, ca_file=str(ours.file)) as source:
-        assert (await source.ask("GET", "/health/ready", {})).status_code == 200
+    async with aclosing(ServiceClient(address, ca_file=str(ours.file))) as source:
+        assert (await source.ask("GET", "/health/ready", {})).status == 200
     with pytest.raises(AppenderFailed) as failed:
         Poster(HttpTargetSettings(url=address, allow_private=True)).post(b"", {})
     assert "the appender's ca_file" in str(failed.value.hint)
