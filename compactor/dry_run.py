@@ -175,10 +175,10 @@ class DryRun:
         )
         for of_node in self.nodes:
             yield (
-                f"  {of_node.node}: {of_node.segments} behind segment {of_node.mark},"
+                f"  {of_node.node}: {of_node.segments} after segment {of_node.mark},"
                 f" {size(of_node.bytes)}"
             )
-        yield f"{len(self.batches)} commits would take them in."
+        yield f"{len(self.batches)} commits would ingest them."
         for number, batch in enumerate(self.batches, 1):
             yield (
                 f"  {number}: {batch.segments} segments, {size(batch.bytes)}, {batch.rows} rows"
@@ -187,7 +187,7 @@ class DryRun:
         yield f"{len(self.rewrites)} hours would be rewritten."
         for hour in self.rewrites:
             yield f"  {hour.hour}: {hour.files} files, {size(hour.bytes)}"
-        yield f"{self.deletions} deletions would be looked for in files of the table."
+        yield f"{self.deletions} deletions would be applied to files of the table."
         gone = self.expiry
         yield (
             f"{gone.hours} hours would expire: {gone.files} files, {gone.rows} rows,"
@@ -195,7 +195,7 @@ class DryRun:
         )
         yield f"{self.runs.count} runs would expire{':' if self.runs.count else '.'}"
         for fqn, run, last in self.runs.oldest:
-            yield f"  {fqn}/{run}: its last line is of {last}"
+            yield f"  {fqn}/{run}: last line at {last}"
         if self.runs.count > len(self.runs.oldest):
             yield f"  and {self.runs.count - len(self.runs.oldest)} more"
         for alarm in self.alarms:
@@ -270,7 +270,7 @@ async def _batches(
                 if looked.damage:
                     alarms.append(
                         f"segment {segment.seq} of {segment.node} would be left out,"
-                        f" it is damaged: {looked.damage}"
+                        f" because it is damaged: {looked.damage}"
                     )
                 taken[segment.node] = segment.seq
                 whole.append((segment, looked))

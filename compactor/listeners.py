@@ -215,14 +215,14 @@ def _why_nothing(report: PassReport) -> str:
         nodes, hours = report.held_elsewhere, report.hours_held_elsewhere
         work = [f"new segments of {_many(nodes, 'node')}"] * bool(nodes)
         work += [f"{_many(hours, 'hour')} to be rewritten"] * bool(hours)
-        return f"another compactor has the work: {' and '.join(work)} (--wait waits for it)"
+        return f"nothing was done: another compactor has {' and '.join(work)} (--wait waits for it)"
     if report.lag is not None and report.lag.segments:
         return f"nothing was done: {_many(report.lag.segments, 'segment')} cannot be ingested yet"
     if report.left_out:
-        return f"nothing was done: {_many(report.left_out, 'damaged segment')} is left out"
+        return f"nothing was done: {_many(report.left_out, 'damaged segment')} left out"
     if report.alarms:
         return f"nothing was done: {_many(len(report.alarms), 'alarm')} above"
-    return "there was nothing to do: the table has every segment"
+    return "nothing to do: the table has every segment"
 
 
 def _many(count: int, thing: str) -> str:

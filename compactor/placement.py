@@ -115,7 +115,7 @@ def placed_path(footer: Any, name: str, job: str, level: int) -> str:
 def _bucket(name: str) -> str:
     found = _PART.match(name)
     if found is None:
-        raise Damaged(f"{name} is not named as Spark names its files")
+        raise Damaged(f"{name} does not have a name that Spark gives to files")
     return f"{int(found[1] or found[2]):05d}"
 
 
@@ -313,12 +313,12 @@ class FolderLog:
         path = os.path.join(self._folder, name)
         stat = self.fs.stat(path)
         if stat is not None and now_ms - stat.modified_ns // 1_000_000 < SETTLED_MS:
-            raise StoreUnavailable(f"{path} is not whole, and is looked at again when it is older")
+            raise StoreUnavailable(f"{path} is not complete, and is checked again when it is older")
         self._forget_last()
         self.fs.rename(path, path + TORN)
         self.fs.sync_folder(self._folder)
         return (
-            f"{name} of the table's log was not whole, as a power cut leaves it: it is renamed to"
+            f"{name} of the table's log was not complete, as after a power cut: it is renamed to"
             f" {name}{TORN}, and its change is made again"
         )
 

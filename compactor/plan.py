@@ -273,7 +273,7 @@ class Order:
 
 def _gap(node: str, last: int, behind: ListedSegment) -> str:
     return (
-        f"segment {last + 1} of {node} is missing, so {behind.seq} and later segments cannot be"
+        f"segment {last + 1} of {node} is missing, so segment {behind.seq} and later ones cannot be"
         f" ingested; if the node's disk still has it, start the node"
     )
 

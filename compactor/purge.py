@@ -183,7 +183,7 @@ def _read(parquet: pq.ParquetFile, index: int, columns: list[str]) -> pa.Table:
     try:
         return parquet.read_row_group(index, columns=columns, use_threads=False)
     except (OSError, pa.ArrowException) as error:
-        raise Damaged(f"row group {index} does not read: {error}") from error
+        raise Damaged(f"row group {index} cannot be read: {error}") from error
 
 
 def _bounds(chunk: Any) -> Bounds:
@@ -230,7 +230,7 @@ async def purge(compactor: Compactor, report: PassReport) -> None:
         listing = now_ms(compactor) - MARGIN_MS
         stored = await compactor.deletions.all(compactor.store)
         for key, error in compactor.deletions.unreadable.items():
-            report.alarm(f"what it deletes stays in the table: {error}. {advice(key)}")
+            report.alarm(f"the lines of a deletion stay in the table: {error}. {advice(key)}")
         listing = min([listing, *[at - 1 for at in compactor.deletions.unreadable_ms.values()]])
         found = pending(snapshot, stored, listing)
         if found.deletions:
@@ -305,7 +305,7 @@ class _Purge:
         try:
             found = await taken(self.compactor.store, file, self._horizons)
         except (NotFound, Damaged) as error:
-            self.report.alarm(f"{file.path} of the table does not read: {error}")
+            self.report.alarm(f"{file.path} of the table cannot be read: {error}")
             self._until_ms = 0
             found = NOTHING
         self._found[file.path] = found
@@ -361,7 +361,7 @@ class _Purge:
             assignment.check({hour})
             after = await replace(compactor, snapshot, TableChange(files=made, removed=files))
         except PreconditionFailed as error:
-            log.info("hour %s is to be purged again: %s", hour, error)
+            log.info("purging hour %s again: %s", hour, error)
             return await compactor.newest()
         compactor.reached("hour purged")
         self.report.files_purged += len(files)

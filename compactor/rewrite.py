@@ -346,7 +346,7 @@ def describe(lost: LostFile) -> str:
     file = lost.file
     return (
         f"{file.path} of the table, with {file.rows} lines of the hour {hour_of(file)},"
-        f" {lost.reason}: put it back, or give its lines up"
+        f" {lost.reason}: put an intact copy back, or give its lines up"
         " (docs/operate/verify.md, A file of the table that is gone or damaged)"
     )
 
@@ -422,7 +422,7 @@ class _Hours:
             await self._settle(mine[0])
             self.left.remove(mine[0])
             if self.left and await self.hurry():
-                log.info("%d hours are left to the next pass: segments wait", len(self.left))
+                log.info("%d hours are left for the next pass: segments wait", len(self.left))
                 return
 
     async def _settle(self, hour: str) -> None:

@@ -98,7 +98,7 @@ class _Turns:
         except UnsupportedVersion:
             raise
         except TailraceError as error:
-            log.warning("%s broke off: %s", name, error)
+            log.warning("%s failed: %s", name, error)
             self._failures.append((name, error))
 
     def end(self, report: PassReport) -> None:
@@ -108,7 +108,7 @@ class _Turns:
         worst = min(self._failures, key=lambda one: not isinstance(one[1], Damaged))
         for name, error in self._failures:
             if str(error) != str(worst[1]):
-                report.alarm(f"{name} broke off as well: {error}")
+                report.alarm(f"{name} failed as well: {error}")
         raise worst[1]
 
 
@@ -131,7 +131,7 @@ async def repeat(
                 await backlog.seen()
                 await once(compactor, report, backlog)
         except (Unavailable, OutcomeUnknown) as error:
-            log.warning("this pass broke off: %s", error)
+            log.warning("this pass failed, and the next one tries again: %s", error)
         else:
             busy = report.commits or report.hours_rewritten
             worked = compactor.clock.monotonic() if busy else worked

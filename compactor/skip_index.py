@@ -65,7 +65,7 @@ async def index_files(compactor: Compactor, report: PassReport, hurry: Hurry = n
             await _index(compactor, report, key, file)
             left, size = left - 1, size + file.size
             if left and (size >= _PASS_BYTES or await hurry()):
-                log.info("%d skip indexes are left to the next pass", left)
+                log.info("%d skip indexes are left for the next pass", left)
                 return
 
 
@@ -85,7 +85,7 @@ async def _index(compactor: Compactor, report: PassReport, key: str, file: Table
         for lost in await lost_files(compactor.store, [file]):
             report.alarm(describe(lost))
     except Damaged as error:
-        report.alarm(f"{file.path} of the table gets no skip index, it does not read: {error}")
+        report.alarm(f"{file.path} gets no skip index, because it cannot be read: {error}")
     else:
         await compactor.store.put(key, body)
         compactor.reached("file indexed")
@@ -130,7 +130,7 @@ def _add(builder: Builder, parquet: pq.ParquetFile, groups: range, stored: Read)
         try:
             read = parquet.read_row_group(index, columns=_READ, use_threads=False)
         except (OSError, pa.ArrowException) as error:
-            raise Damaged(f"row group {index} does not read: {error}") from error
+            raise Damaged(f"row group {index} cannot be read: {error}") from error
         text = b"".join(_text(chunk) for chunk in read.column(_MESSAGE).chunks)
         bare = read.column(_ATTRIBUTES).null_count == read.num_rows
         # Attributes are decoded whole, so lines with attributes need no map.

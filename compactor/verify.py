@@ -355,7 +355,7 @@ async def find_left_out(store: ObjectStore) -> LeftOut:
     for one in waiting[:_NAMED]:
         key = keys.segment(one.node, one.seq)
         alarms.append(
-            f"segment {one.seq} of {one.node} is left out, it is damaged:"
+            f"segment {one.seq} of {one.node} is left out, because it is damaged:"
             f" {await read_reason(store, one.node, one.seq)}. Put an intact copy at {key} and run"
             f" `tailrace verify --repair`, or give its lines up:"
             f" `tailrace verify --give-up {key}`"

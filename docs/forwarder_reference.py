@@ -83,5 +83,5 @@ def _differs(key: str, field: FieldInfo) -> str:
     extra = field.json_schema_extra
     said = str(extra.get("otel") or "") if isinstance(extra, dict) else ""
     if key not in OPENTELEMETRY:
-        return f"not there{': ' + said if said else ''}"
+        return f"no such key{': ' + said if said else ''}"
     return re.sub(r"\s+", " ", said) or "the same"

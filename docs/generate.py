@@ -63,36 +63,45 @@ DECISION_HEAD = re.compile(
     r"# (?P<number>\d{3}) (?P<title>.+)\n\nArea: (?P<area>\w+)\. Status: (?P<status>.+)\.\n"
 )
 _NOT_EXPORTED = textwrap.fill(
-    "Names of OpenMetadata's that stand on some board, and have no meaning on this side or "
-    "a better one.",
+    "Metrics of OpenMetadata that Tailrace does not have, because they have no meaning here or "
+    "another metric says more.",
     100,
 )
 
 _COMPACTOR = textwrap.fill(
-    "Told by every compactor, in the file `compaction.metrics_file` and to the gateway "
-    "`compaction.push_gateway`; of one on the data folder of a service also by that service's "
-    "`/metrics`. Counters in the file rise over passes, restarts and compactors. Leases of "
+    "Each compactor writes these metrics to the file `compaction.metrics_file` and sends them to"
+    " the"
+    " gateway "
+    "`compaction.push_gateway`. A service includes the file of a compactor on its data folder in"
+    " its "
+    "own `/metrics`. Counters in the file rise over passes, restarts and compactors. Leases of "
     "compactors are measured under the names above, with the source `compactor|compact` for "
     "nodes and `compactor|hour` for hours.",
     100,
 )
 _FORWARDER = textwrap.fill(
-    "Told by `tailrace forward --config` at `metrics.listen` of its configuration, each forwarder "
-    "for itself. The source is its name in the configuration.",
+    "`tailrace forward --config` serves these metrics at `metrics.listen` of its configuration."
+    " The label "
+    "`source` is the name of the source in the configuration.",
     100,
 )
 _PIPELINES = textwrap.fill(
-    "Told by `tailrace pipelines` at `pipelines.metrics_listen`, each process for its own work. "
-    "`/health/live` there is 503 if the process is stuck, `/health/ready` if the store does not "
-    "answer or a pipeline's file is wrong; both name all problems. What appenders declare for "
-    "themselves has names that begin with `tailrace_pipelines_appender_`.",
+    "`tailrace pipelines` serves these metrics at `pipelines.metrics_listen`, each process for its"
+    " own"
+    " work. "
+    "`/health/live` at that address answers 503 if the process is stuck, and `/health/ready` if"
+    " the "
+    "store does not answer or a pipeline's file is wrong; both name all problems. Metrics that "
+    "appenders declare have names that begin with `tailrace_pipelines_appender_`.",
     100,
 )
 _CANARY = textwrap.fill(
-    "Told by `tailrace canary` at `--listen`, with `/health/live` and `/health/ready`.", 100
+    "`tailrace canary` serves these metrics at `--listen`, also `/health/live` and"
+    " `/health/ready`.",
+    100,
 )
 _RENAMED = textwrap.fill(
-    "Until the next version, these old names are exported beside the new ones, with the same "
+    "Until the next version, these old names are exported as well as the new ones, with the same "
     "values.",
     100,
 )
@@ -124,7 +133,7 @@ def _levels() -> str:
     )
     lines = _table("level | words | letters | numbers", words)
     keys = _codes(key for key in (*LEVEL_KEYS, *OTEL_KEYS, *PYTHON_KEYS, *SYSLOG_KEYS))
-    lines += ["", textwrap.fill(f"Level keys, of which the first one counts: {keys}.", 140)]
+    lines += ["", textwrap.fill(f"Level keys (the first one in the line counts): {keys}.", 140)]
     return "\n".join([before + begin, "", *lines, "", end + after])
 
 
@@ -175,8 +184,9 @@ def _decisions() -> str:
         link = f"[{found['title']}]({path.name})"
         areas[found["area"]].append((found["number"], link, found["status"]))
     text = (
-        "A record for each choice that somebody would otherwise argue again, by area. [Record 000]"
-        "(000-how-decisions-are-written.md) says how one is written."
+        "Each record explains a choice that would otherwise be discussed again. The records are"
+        " listed by"
+        " area. [Record 000](000-how-decisions-are-written.md) says how to write one."
     )
     lines = [_head("Decisions", text)]
     for area, records in areas.items():
@@ -245,7 +255,7 @@ def _settings() -> str:
         "does it: the default is used only if the variable is not set, and `$${NAME}` is kept.\n"
         "OpenMetadata's section `logStorageConfiguration` (also `logStorage`) is accepted in the "
         "file, on its own or nested in `pipelineServiceClientConfiguration`; the settings under "
-        "`runs.` are its names in this project's spelling. The file may be OpenMetadata's own "
+        "`runs.` have its names in Tailrace's spelling. The file may be OpenMetadata's own "
         "`openmetadata.yaml`: only this section of it is read, so set everything else by flags and "
         "environment."
     )
@@ -298,7 +308,7 @@ def _metrics() -> str:
     text = (
         "`GET /metrics`, in the text format of Prometheus. Counters end in `_total` there, "
         "histograms in `_bucket`, `_sum` and `_count`. With several workers every sample has the "
-        "label `worker`, and the gauge `tailrace_worker_up` says which of them gave theirs."
+        "label `worker`, and the gauge `tailrace_worker_up` says which workers answered."
     )
     rows = ((_code(m.name), m.kind, _codes(m.labels), m.help) for m in METRICS)
     own = _page("Metrics", text, "metric | kind | labels | what it says", rows)
@@ -360,9 +370,11 @@ def _openmetadata() -> str:
 def _forwarder() -> str:
     text = (
         "The keys of `tailrace forward --config`; [the guide](../use/forwarder.md) has examples. "
-        "One source has its keys beside those of the top; several stand below `receivers`, each as "
-        "`file_log/NAME` (also `filelog/NAME`). A key that is not listed is refused.\n"
-        "Durations have a unit (`200ms`, `1m30s`, `7d`), sizes may (`16KiB`, `1MiB`). Regular "
+        "The keys of a single source stand at the top of the file. Several sources stand below "
+        "`receivers`, each as `file_log/NAME` (also `filelog/NAME`). A key that is not listed is "
+        "refused.\n"
+        "Durations have a unit (`200ms`, `1m30s`, `7d`), sizes may have one (`16KiB`, `1MiB`)."
+        " Regular "
         "expressions are RE2's, as in OpenTelemetry. `${NAME}`, `${NAME:-default}` and "
         "`${env:NAME}` are replaced from the environment.\n"
         "The last column compares with OpenTelemetry's `file_log` receiver of v0.156."
@@ -376,13 +388,15 @@ def _forwarder() -> str:
 
 def _state_objects() -> str:
     text = (
-        "A state object is a small JSON object that says how far something is, who does it, or "
+        "A state object is a small JSON object that records the progress of some work, its owner,"
+        " or "
         "what is valid. Each one ends with a checksum ([formats](formats.md#state-objects)). No "
-        "program believes one that does not match it; the table says what programs do instead.\n"
+        "program uses an object that does not match its checksum; the table says what programs do"
+        " instead.\n"
         "Every error names the object. `/health/ready` of a node names each damaged object that "
         "the node has read, until it reads an intact one. `tailrace verify` names all of them, and "
         "`tailrace verify --repair` turns back a single bit that has changed. The last column is "
-        "for objects of which more than one bit has changed, and for those that are cut or empty."
+        "for objects with more than one changed bit, and for objects that are cut or empty."
     )
     rows = (
         (kind.name, _code(kind.key) + _place(kind), kind.damaged, kind.remedy)

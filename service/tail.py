@@ -119,8 +119,8 @@ class SseSettings(Section):
     )
     ring_bytes: Bytes = Field(
         default=2 * MIB,
-        description="Number of newest frames kept in memory per watched run; readers that are "
-        "further behind read from storage",
+        description="Memory for the newest lines of each watched run; readers that are further "
+        "behind read from storage",
     )
     coalesce_milliseconds: float = Field(
         default=4, ge=0, description="Lines that arrive within this time reach a reader together"

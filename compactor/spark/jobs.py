@@ -142,7 +142,8 @@ def rows_of(observed: Observation, seconds: float = PATIENCE_SECONDS) -> int:
     except Empty:
         raise Unavailable(
             f"Spark did not say within {seconds:g} s how many rows its tasks counted",
-            hint="Try again. If it goes on, raise spark.scheduler.listenerbus.eventqueue.capacity.",
+            hint="Try again. If that fails too, raise"
+            " spark.scheduler.listenerbus.eventqueue.capacity.",
         ) from None
     if isinstance(found, Exception):
         raise found

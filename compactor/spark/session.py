@@ -132,7 +132,7 @@ def make_archive() -> Path:
     """
     archive = archive_file()
     if archive is None:
-        raise Unavailable("there is no Java, or no Spark that an archive can be made for")
+        raise Unavailable("Java or Spark is missing, so no archive of classes can be made")
     if archive.is_file():
         return archive
     try:
@@ -465,9 +465,7 @@ def check_rows(folder: str, written: int) -> None:
                 if name.startswith("part-"):
                     found += pq.read_metadata(os.path.join(inner, name)).num_rows
     except (OSError, pa.ArrowInvalid) as error:
-        raise Unavailable(
-            f"what executors wrote cannot be read: {error}", hint=_SHARE_IT
-        ) from error
+        raise Unavailable(f"files of executors cannot be read: {error}", hint=_SHARE_IT) from error
     if found != written:
         raise Unavailable(
             f"executors wrote {written} rows, and {found} of them are in {folder}", hint=_SHARE_IT

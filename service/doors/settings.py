@@ -18,14 +18,14 @@ def door_of(connector: str | None) -> str:
 class DoorSettings(Section):
     """Which protocols of other log stores are answered, and to which runs their records go."""
 
-    otlp: bool = Field(default=True, description="Answer OTLP/HTTP at `/v1/logs`")
-    loki: bool = Field(default=True, description="Answer Loki's push at `/loki/api/v1/push`")
+    otlp: bool = Field(default=True, description="Accept OTLP/HTTP at `/v1/logs`")
+    loki: bool = Field(default=True, description="Accept Loki's push at `/loki/api/v1/push`")
     elasticsearch: bool = Field(
         default=True,
-        description="Answer Elasticsearch's `_bulk`, and what its clients ask at their start",
+        description="Accept Elasticsearch's `_bulk`, and answer its clients' first requests",
     )
     splunk: bool = Field(
-        default=True, description="Answer Splunk's HTTP Event Collector at `/services/collector`"
+        default=True, description="Accept Splunk's HTTP Event Collector at `/services/collector`"
     )
     pipeline: Listed = Field(
         default="service.namespace, service.name",
@@ -50,7 +50,7 @@ class DoorSettings(Section):
     repeats: int = Field(
         default=32_768,
         ge=1,
-        description="Batches that are remembered for it, and eight times as many ids of documents",
+        description="Batches that a node remembers to recognise repeats; eight times as many ids",
     )
     otlp_idle_minutes: float = Field(
         default=60,

@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"Run `{install_command('tailrace')}`.",
         )
         return 1
-    parsed = _parsed(verb.parser(words[0]), words[1:])
+    parsed = parse_words(verb.parser(words[0]), words[1:])
     try:
         status: int = importlib.import_module(verb.module).run(parsed)
     except TailraceError as error:
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _parsed(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
+def parse_words(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
     """The words as the verb takes them: flags before, between and after the others.
 
     After `--` nothing is a flag; argparse knows that only if flags come first. The same holds for a

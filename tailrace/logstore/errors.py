@@ -81,7 +81,7 @@ class BatchTooOld(InvalidInput):
 
 
 class BatchFromTheFuture(InvalidInput):
-    """The batch ULID's time is more than ten minutes ahead of this node's clock."""
+    """The time of the batch's ULID is more than ten minutes ahead of this node's clock."""
 
     hint = "Correct the client's clock, or send the batch without an id."
 
@@ -97,14 +97,15 @@ class Conflict(TailraceError):
 
 
 class BatchConflict(Conflict):
-    """The batch id is known with another checksum or line count."""
+    """The batch id was used before, for other bytes."""
 
     hint = "A batch id names its bytes for ever. Send other bytes under a new id."
 
 
 class RunDeleted(Conflict):
-    """The batch's ULID is at or below the run's deletion. See "After a deletion" in
-    docs/use/client.md.
+    """The run was deleted, and the deletion covers the batch's ULID.
+
+    See "After a deletion" in docs/use/client.md.
 
     `deleted_through` is the deletion's ULID, `deleted_ms` its moment and `age_ms` how long ago that
     was. `next_batch` is an id above it that was given to nobody.
@@ -132,7 +133,7 @@ class RunDeleted(Conflict):
 
 
 class LeaseLost(Conflict):
-    """The lease ran out, or another owner has it by now."""
+    """The lease ran out, or another owner has it."""
 
     hint = "Drop the work, and ask for the next one."
 
@@ -150,7 +151,7 @@ class FolderLocked(Conflict):
 
 
 class NotAuthenticated(TailraceError):
-    """Nobody whom the rules of access know sent the request."""
+    """The request has no token, or one that the rules of access do not know."""
 
     hint = "Send a valid token as `Authorization: Bearer …`; `tailrace token make` makes one."
     invalid = True
@@ -158,7 +159,7 @@ class NotAuthenticated(TailraceError):
 
 
 class Forbidden(TailraceError):
-    """Whoever sent the request may not do this."""
+    """The token is valid, and its scopes do not allow the request."""
 
     hint = "Grant the token this scope for this pipeline in the rules of access."
 
@@ -168,7 +169,7 @@ class NotFound(TailraceError):
 
 
 class PreconditionFailed(TailraceError):
-    """The object changed, or exists, against the condition of the write."""
+    """The write was conditional, and the object exists already or has changed."""
 
 
 class Unavailable(TailraceError):
@@ -186,7 +187,7 @@ class NodeNotReady(Unavailable):
 
 
 class OverQuota(Unavailable):
-    """One client wants more than its share: it must wait, others need not."""
+    """The client has used its share: it must wait, other clients need not."""
 
     hint = "Try again after the time in Retry-After, or use what you have."
 
@@ -198,7 +199,7 @@ class OverQuota(Unavailable):
 
 
 class TooManyAtOnce(OverQuota):
-    """One client has as many requests in progress as it may."""
+    """The client has as many requests in progress as it may."""
 
     hint = "Wait for replies, and end streams that nobody reads."
 
@@ -207,14 +208,14 @@ class TooManyAtOnce(OverQuota):
 
 
 class Overloaded(Unavailable):
-    """The node has too much to do for a batch that its client can send elsewhere."""
+    """The node is overloaded, and the client can send the batch to another node."""
 
     retry_after_seconds = 1
     hint = "Send it to another node, or later, with the same id."
 
 
 class JournalFull(Unavailable):
-    """No space to make another batch durable."""
+    """The journal or its disk has no room for the batch."""
 
     retry_after_seconds = 30
     hint = "Free disk space or restore the object store; reads go on meanwhile."

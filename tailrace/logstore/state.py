@@ -214,9 +214,9 @@ STATE_KINDS: Final = (
     StateKind(
         "deletion of a pipeline",
         "coordination/deleted/{fqn}/.pipeline",
-        "Nodes undo the change of a single bit for themselves. Of any other damage nobody knows the"
-        " T: searches leave out the pipeline's lines and say so, log pipelines make dead letters of"
-        " them, and the purge passes over it. Other pipelines notice nothing.",
+        "Nodes undo the change of a single bit for themselves. After other damage the time of the"
+        " deletion is unknown: searches leave out the pipeline's lines and say so, log pipelines"
+        " make dead letters of them, and the purge skips it. Other pipelines are not affected.",
         "Put an intact version of the object back, or delete the pipeline again, with all that it"
         " holds by now. Or remove it with `tailrace verify --drop KEY`: lines that it deleted may"
         " then be shown again.",
@@ -225,8 +225,8 @@ STATE_KINDS: Final = (
         "deletion of a run",
         "coordination/deleted/{fqn}/{run}",
         "Readers take the deletion from its key, which contains it all.",
-        "`verify --repair` writes it again from its key. Where names are so long that the key"
-        " holds a hash: as the deletion of a pipeline.",
+        "`verify --repair` writes it again from its key. If names are so long that the key holds a"
+        " hash, do as for the deletion of a pipeline.",
     ),
     StateKind(
         "node registration",

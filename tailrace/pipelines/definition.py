@@ -57,16 +57,16 @@ _DEFAULTS: Final = PipelineDefaults()
 
 def _checked_name(value: str) -> str:
     if not _NAME.fullmatch(value):
-        raise ValueError("must be letters, digits, - and _, at most 64, the first no - or _")
+        raise ValueError("must have at most 64 letters, digits, - and _, and not begin with - or _")
     return value
 
 
 class AppenderPart(Section):
     """The common keys of every kind of appender."""
 
-    type: str = setting(..., "the kind of appender")
-    name: str = setting(..., "unique within the pipeline; its checkpoint is kept under it")
-    filter: Selection = setting(Selection(), "which of the pipeline's records it gets")
+    type: str = setting(..., "type of the appender")
+    name: str = setting(..., "unique within the pipeline; names its checkpoint")
+    filter: Selection = setting(Selection(), "which records of the pipeline it gets")
 
     _name = field_validator("name")(_checked_name)
 
@@ -74,17 +74,17 @@ class AppenderPart(Section):
 class PipelineDefinition(PipelineDefaults):
     """One pipeline, without its appenders."""
 
-    name: str = setting(..., "unique; its checkpoints and its consumer group are kept under it")
+    name: str = setting(..., "unique; names its checkpoints and its consumer group")
     description: str = setting("", "for people")
     filter: Selection = setting(Selection(), "which records it gets")
     auto_buffer_ratio: float | None = setting(
-        None, "its part of the memory for events that wait; else as the process's", gt=0, lt=1
+        None, "its share of the memory for events; null: that of the process", gt=0, lt=1
     )
     prefetch_bytes: BytesOrZero | None = setting(
-        None, "bytes that are fetched ahead for it; else it shares what the process has for that"
+        None, "bytes that are fetched ahead for it; null: a share of `pipelines.prefetch_bytes`"
     )
     segments_max_bytes: Bytes | None = setting(
-        None, "bytes of segments that may be kept for it alone; else `segments.max_bytes`"
+        None, "bytes of segments to keep for it alone; null: `segments.max_bytes`"
     )
 
     _name = field_validator("name")(_checked_name)
@@ -92,9 +92,9 @@ class PipelineDefinition(PipelineDefaults):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.auto_buffer_ratio and self.buffer_size_bytes:
-            raise ValueError("buffer_size_bytes and auto_buffer_ratio: give one of the two")
+            raise ValueError("give buffer_size_bytes or auto_buffer_ratio, not both")
         if self.error_threshold and not self.dead_letter_dir:
-            raise ValueError("error_threshold needs a dead_letter_dir, where the events go then")
+            raise ValueError("error_threshold needs a dead_letter_dir for the appender's events")
         return self
 
 
@@ -226,7 +226,7 @@ def read(
     except InvalidInput as error:
         raise InvalidInput(f"{path}: {error}", field=error.field, hint=error.hint) from None
     except Exception as error:  # the settings of a plugin may
-        raise InvalidInput(f"{path} is not taken: {_said(error)}", hint=_PLUGIN) from error
+        raise InvalidInput(f"{path} cannot be used: {_said(error)}", hint=_PLUGIN) from error
 
 
 def parse(
@@ -234,11 +234,11 @@ def parse(
 ) -> PipelineConfig:
     """The pipeline that a file's content is. Raises `InvalidInput` that names all wrong keys."""
     if not isinstance(content, Mapping):
-        raise InvalidInput("a pipeline is keys and values", hint=_HINT)
+        raise InvalidInput("a pipeline's file must hold keys and values", hint=_HINT)
     given = content.get("appenders")
     if not isinstance(given, Sequence) or isinstance(given, str) or not given:
         raise InvalidInput(
-            "appenders must list one appender at least", field="appenders", hint=_HINT
+            "appenders must list at least one appender", field="appenders", hint=_HINT
         )
     rest = {name: value for name, value in content.items() if name != "appenders"}
     wrong: list[InvalidInput] = []

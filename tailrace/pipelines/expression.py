@@ -74,7 +74,7 @@ def _check(made: Expression) -> None:
     except duckdb.Error as error:
         reason = str(error).removeprefix("Invalid Input Error: ")
         raise InvalidInput(
-            f"has no regular expression: {reason[:200]}",
+            f"has an invalid regular expression: {reason[:200]}",
             hint="RE2 syntax: no look-around and no back references.",
         ) from None
 

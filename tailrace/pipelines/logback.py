@@ -62,7 +62,7 @@ def parse(body: bytes) -> Element:
 
     def start(tag: str, attributes: dict[str, str]) -> None:
         if len(open_) > _MOST_DEPTH:
-            raise InvalidInput(f"line {parser.CurrentLineNumber}: elements are too deep")
+            raise InvalidInput(f"line {parser.CurrentLineNumber}: elements are nested too deeply")
         found = Element(tag[:1].lower() + tag[1:], attributes, parser.CurrentLineNumber)
         open_[-1].children.append(found)
         open_.append(found)

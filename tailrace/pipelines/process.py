@@ -238,7 +238,7 @@ METRICS: Final[tuple[Declared[PipelinesProcess], ...]] = (
     ),
     _counter(
         "clamped_events",
-        "Events whose time was more than a minute ahead of their coming, and counts as that.",
+        "Events with a time more than a minute after their arrival, which was cut to that minute.",
         lambda c: c.clamped,
     ),
     _counter("copies", "Events left out because another node had sent them.", lambda c: c.copies),
@@ -299,7 +299,7 @@ METRICS: Final[tuple[Declared[PipelinesProcess], ...]] = (
     _gauge("lag_segments", "Segments that were not read yet.", _lag_segments),
     _gauge(
         "lag_seconds",
-        "Age of the newest line that was read of the node that is furthest behind; 0: none is.",
+        "Age of the newest line that was read from the node furthest behind; 0: no node is behind.",
         _lag_seconds,
     ),
     _gauge(
@@ -672,7 +672,7 @@ class PipelinesProcess:
                 fresh_id=self._world.fresh_id,
             )
         except (Unavailable, OutcomeUnknown) as error:
-            log.warning("%s/%s: its state is not stored: %s", pipeline, part, error)
+            log.warning("%s/%s: its state could not be stored: %s", pipeline, part, error)
 
     def _hand_over(self) -> None:
         """Ends what other processes are entitled to."""

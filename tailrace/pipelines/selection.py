@@ -28,7 +28,7 @@ class Selection(Section):
 
     level: str = setting("", "the lowest level, such as WARN; records without a level are left out")
     fqn: Texts = setting((), "globs of pipelines' names")
-    exclude_fqn: Texts = setting((), "globs of pipelines that are left out")
+    exclude_fqn: Texts = setting((), "globs of pipelines to leave out")
     run: Texts = setting((), "globs of runs' ids")
     logger: Texts = setting((), "globs of the attribute `logger`, as `com.acme.*`")
     loggers: dict[str, str] = setting(
@@ -65,7 +65,7 @@ class Selection(Section):
             if level not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}")
         if found and "root" not in found:
-            raise ValueError("must say what root has: the level of all other loggers")
+            raise ValueError("must set root, the level of all other loggers")
         return found
 
     @field_validator("level")

@@ -232,7 +232,7 @@ class AppenderWorker:
             checkpoint = await rewound(checkpoint, self.asked, self.source, self._table)
             await self.lease.save(encode(checkpoint))
             self.counts.checkpoints += 1
-            log.info("%s goes on at %s", self.name, self.asked.low or "what comes")
+            log.info("%s continues at %s", self.name, self.asked.low or "what comes")
         appender = self._appender.make_dead_letter(self.settings) if dead else self._appender.make()
         state = checkpoint.dead_letter if dead else checkpoint.appender
         started, cancelled = [appender], False
@@ -424,7 +424,7 @@ class AppenderWorker:
         progress.changed = progress.urgent = True
         if found.reason != self._said_refused:
             self._said_refused = found.reason
-            log.error("%s: events are refused, and are dead letters: %s", self.name, found.reason)
+            log.error("%s: refused events became dead letters: %s", self.name, found.reason)
         return int(found.again)
 
     async def _redeliver(self, progress: AppenderProgress) -> bool:

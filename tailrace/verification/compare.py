@@ -160,9 +160,9 @@ class Comparison:
         what = self.copies
         detail = f"in the {what}, not in segments or table"
         self._report("line-not-stored", _NOT_STORED, detail, kept=self._kept)
-        self._report("line-differs", _DIFFERS, f"in the {what} are not as they are stored")
+        self._report("line-differs", _DIFFERS, f"in the {what} differ from the stored ones")
         self._report("line-twice-in-text", _TWICE, f"twice in the {what}")
-        self._report("line-not-in-text", _NOT_IN_TEXT, f"stored, and not in the {what}")
+        self._report("line-not-in-text", _NOT_IN_TEXT, f"stored, but not in the {what}")
 
     def _load(self, stored: StoredLines) -> None:
         low, high = self.bounds

@@ -59,13 +59,13 @@ class JournalCheck:
             self.findings.add(kind, place, detail, lines=found.lines)
         for torn in reading.torn:
             self.findings.note(
-                f"{torn.file}: {torn.size} bytes at {torn.offset} {torn.reason}: a write that a "
-                "crash broke off, or damage there"
+                f"{torn.file}: {torn.size} bytes at {torn.offset} {torn.reason}: a crash broke off "
+                "a write, or these bytes are damaged"
             )
         if reading.unfinished:
             self.findings.note(
-                f"{reading.unfinished} does not end as the file of an idle or a closed journal: "
-                "its process ended right after a write, or something cut the file"
+                f"{reading.unfinished} does not end like the file of an idle or closed journal: "
+                "its process ended right after a write, or the file was cut"
             )
         state = reading.replay.state
         return None if state is None else state.confirmed.end

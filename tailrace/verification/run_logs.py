@@ -30,6 +30,7 @@ from tailrace.verification.state import StateCheck
 SPAN_BYTES = 8 << 20
 """Text that is held at once, unless one block is longer."""
 _DAY_MS = 86_400_000
+_NAMED = "missing, although the manifest names it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,17 +139,17 @@ class Texts:
             return text
         where = keys.run_manifest(run.manifest.key)
         if decode_manifest((await self.store.get(where))[1]).version != run.manifest.version:
-            raise Moved(f"{place_of(run.manifest.key)} moves")
+            raise Moved(f"{place_of(run.manifest.key)} changed while it was read")
         if self._expired(chunk):
             return None
         if text is None:
-            self.findings.add("chunk-missing", text_key, "its manifest names it", lines=chunk.lines)
+            self.findings.add("chunk-missing", text_key, _NAMED, lines=chunk.lines)
         elif wrong:
             self.findings.add("chunk-changed", text_key, wrong, lines=chunk.lines)
         if index is None and not inline:
-            self.findings.add("index-missing", index_key, "its manifest names it")
+            self.findings.add("index-missing", index_key, _NAMED)
         elif index is not None and not whole:
-            detail = f"{index.size} bytes where the manifest says {chunk.index_bytes}"
+            detail = f"{index.size} bytes; the manifest says {chunk.index_bytes}"
             self.findings.add("index-damaged", index_key, detail)
         # Its lines can be named as long as it has as many bytes as it must have.
         return text if whole and text is not None and text.size == chunk.bytes else None
@@ -213,9 +214,9 @@ def _wrong(manifest: Manifest, chunk: Chunk, text: ObjectInfo | None) -> str:
     if chunk.kind == "logs":
         if text.etag == chunk.etag or (manifest.closing is not None and goes_on(chunk, text)):
             return ""
-        return f"its ETag is {text.etag}, the manifest's {chunk.etag}; it has {text.size} bytes"
+        return f"its ETag is {text.etag}, not {chunk.etag}; it has {text.size} bytes"
     if text.size != chunk.bytes:
-        return f"{text.size} bytes where the manifest says {chunk.bytes}"
+        return f"{text.size} bytes; the manifest says {chunk.bytes}"
     return ""
 
 
@@ -225,7 +226,7 @@ def _check(directory: Directory, chunk: Chunk) -> None:
         int(entries[name].sum(dtype=np.uint64)) for name in ("bytes", "lines", "records", "blocks")
     )
     if sums != (chunk.bytes, chunk.lines, chunk.records, chunk.blocks):
-        raise Damaged(f"the index speaks of {sums} bytes, lines, records and blocks")
+        raise Damaged(f"the index has wrong sums of bytes, lines, records and blocks: {sums}")
 
 
 def spans(blocks: Blocks) -> Iterator[Blocks]:
@@ -241,7 +242,7 @@ def spans(blocks: Blocks) -> Iterator[Blocks]:
 
 def _check_piece(entry: np.void, blocks: Blocks) -> None:
     if int(entry["bytes"]) != int(blocks["size"].sum()) or int(entry["blocks"]) != len(blocks):
-        raise Damaged("a piece of the index is not what its directory says")
+        raise Damaged("a piece of the index differs from its directory")
 
 
 def _recorded(

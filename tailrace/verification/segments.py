@@ -129,7 +129,7 @@ class VerifiedSegments:
             return None
         if segment.quarantined:
             done = await self.repair(segment, body, "")
-            reads = "quarantined, yet it reads well"
+            reads = "quarantined, but intact"
             self.findings.add("segment-aside", segment.key, reads, lines=footer.rows, repaired=done)
             if not done:
                 return None
@@ -207,7 +207,7 @@ def _read(segment: ListedSegment, body: bytes) -> Footer:
         raise StoreUnavailable(f"{segment.key}: {len(body)} of {segment.size} bytes were read")
     footer = verify_segment(body)
     if (footer.node, footer.seq) != (segment.node, segment.seq):
-        raise Damaged(f"it says that it is segment {footer.seq} of {footer.node}")
+        raise Damaged(f"its footer says that it is segment {footer.seq} of {footer.node}")
     return footer
 
 
@@ -276,7 +276,7 @@ class Repair:
                 return await self._add(snapshot, body)
             except PreconditionFailed:
                 continue  # somebody else's commit was first
-        raise StoreUnavailable("the table changes all the time")
+        raise StoreUnavailable("the table changed during each attempt")
 
     async def _add(self, snapshot: TableSnapshot, body: bytes) -> int:
         job = self._fresh()

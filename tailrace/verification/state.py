@@ -238,7 +238,7 @@ class StateCheck:
                     folder = info.key.rpartition("/")[0]
                     shards[folder] = shards.get(folder, -1) + 1
                 if kind_of(info.key) is None:
-                    self.findings.note(f"{info.key} is of no kind that this version knows")
+                    self.findings.note(f"{info.key} has a kind that this version does not know")
                 else:
                     found = await self.read(info.key)
                     self.findings.count("state objects")
@@ -248,8 +248,8 @@ class StateCheck:
                         self.lost += [(found.node, missing) for missing in found.missing]
         for folder in [folder for folder, count in shards.items() if count <= 0]:
             self.findings.note(
-                f"{folder} has no shard: its maker was killed before its first partition, or it is"
-                " gone"
+                f"{folder} has no shard: the shard is gone, or the process that made the source was"
+                " killed before its first partition"
             )
 
     async def read(self, key: str) -> object | None:
@@ -290,7 +290,7 @@ async def unreadable_state(store: ObjectStore, key: str) -> bytes:
         raise InvalidInput(f"there is no object {key}") from error
     except Damaged:
         return bytes(body)
-    raise InvalidInput(f"{key} reads well, and stays", hint="Only what cannot be read is removed.")
+    raise InvalidInput(f"{key} can be read, and stays", hint="Name one that cannot be read.")
 
 
 def _other(key: str) -> bool:

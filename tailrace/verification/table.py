@@ -102,22 +102,22 @@ class TableFiles:
         """Says how many files have no page CRCs, which is no fault."""
         if self._unchecked:
             self.findings.note(
-                f"{self._unchecked} table files have no page CRCs: an older version wrote them, and"
-                " damage in their pages is noticed only if they do not read"
+                f"{self._unchecked} table files have no page CRCs, because an older version wrote"
+                " them: damage is noticed only if a page cannot be read"
             )
 
     async def _look(self, file: TableFile) -> None:
         try:
             size = (await self.store.head(f"{keys.TABLE}/{file.path}")).size
             if size != file.size:
-                self._report(file, f"{size} bytes where the table's log says {file.size}")
+                self._report(file, f"{size} bytes; the table's log says {file.size}")
                 return
             async with self._reading:
                 if not await check_table_file(self.store, file, statistics=True):
                     self._unchecked += 1
         except NotFound:
             self._bad.add(file.path)
-            detail = "the table's log names it"
+            detail = "missing, although the table's log names it"
             self.findings.add("table-file-missing", file.path, detail, lines=file.rows)
         except Damaged as error:
             self._report(file, str(error))
@@ -131,7 +131,7 @@ class TableFiles:
         self.findings.add("table-file-damaged", file.path, detail, lines=file.rows)
 
 
-_ADVICE = "remove it, the compactor makes another"
+_ADVICE = "remove it; the compactor makes it again"
 
 
 async def check_skip_indexes(
@@ -155,7 +155,7 @@ async def check_skip_indexes(
             findings.add("skip-index-damaged", key, f"{error}: {_ADVICE}", lines=file.rows)
         else:
             if not index.agrees(parse(made, size=file.size)):
-                detail = f"not of its file: {_ADVICE}"
+                detail = f"it belongs to another file: {_ADVICE}"
                 findings.add("skip-index-wrong", key, detail, lines=file.rows)
 
 
@@ -292,13 +292,13 @@ class TableCheck:
         self._report("table-line-twice", _TWICE, "are in the table more than once")
         # A file that is gone says enough; its lines are not told one run after another.
         if len(files) == len(tile.files):
-            detail = "of segments that the table says it holds are not in it"
+            detail = "of segments that were ingested are missing in the table"
             self._report("table-line-missing", _MISSING, detail, {"expired": expired})
-        detail = "are in the table, and not as their segment has them"
+        detail = "differ between the table and their segment"
         self._report("table-line-differs", _DIFFERS, detail)
         for fqn, run, count, first in list(self._rows(_UNKNOWN, {"kept": self.kept})):
             if not await self.has_manifest(RunKey(fqn, run)):
-                text = f"{count} lines are stored, the first {first}, and no manifest names the run"
+                text = f"{count} lines are stored, the first {first}, but the run has no manifest"
                 self.findings.add("run-lost", run_place(fqn, run), text, lines=count)
 
     def _load(self, name: str, uris: Sequence[str], tile: HourRange, more: str = "") -> None:
@@ -324,10 +324,10 @@ class TableCheck:
             count, low, high = found.get(uri, (0, None, None))
             self.findings.count("table lines", count)
             if file.rows and count != file.rows:  # a log need not say it
-                detail = f"{count} lines where the table's log says {file.rows}"
+                detail = f"{count} lines; the table's log says {file.rows}"
                 self.findings.add("table-file-damaged", file.path, detail, lines=count)
             elif file.ulids is not None and (low, high) != file.ulids:
-                detail = f"its ULIDs are {low} to {high}, the table's log says {file.ulids}"
+                detail = f"its ULIDs are {low} to {high}; the table's log says {file.ulids}"
                 self.findings.add("table-file-damaged", file.path, detail, lines=count)
             start = _hour_ms(file)
             bounds = (ulids.lowest_at(start), ulids.lowest_at(start + _HOUR_MS) - 1)
@@ -361,9 +361,9 @@ _CHECKPOINT: Final = re.compile(r"([0-9]{20})\.checkpoint(\.[0-9]{10}\.[0-9]{10}
 _POINTER: Final = "_last_checkpoint"
 _ENTRY_ADVICE: Final = "Put an intact version of the object back"
 _CHECKPOINT_ADVICE: Final = (
-    f"{_ENTRY_ADVICE}. If every entry since the checkpoint before is there, remove it instead, and"
-    " `_last_checkpoint` with it: readers then take the entries. On a local store the compactor"
-    " does so with a checkpoint that does not read"
+    f"{_ENTRY_ADVICE}. If every entry since the previous checkpoint exists, remove it instead, and"
+    " `_last_checkpoint` with it: readers then use the entries. On a local store the compactor"
+    " does so with a checkpoint that cannot be read"
 )
 
 
@@ -389,7 +389,7 @@ async def check_table_log(store: ObjectStore, findings: Findings) -> bool:
     every = [info.key async for info in store.list(_FOLDER)]
     damaged = await asyncio.gather(*(look(key) for key in every))
     names = [key.rpartition("/")[2] for key in every]
-    gone = {commit_name(number): "later entries are there" for number in _missing(names)}
+    gone = {commit_name(number): "later entries exist" for number in _missing(names)}
     named = await _named_checkpoint(store)
     if named is not None and not any(name.startswith(named) for name in names):
         gone[f"{named}.parquet"] = f"`{_POINTER}` names it"
@@ -407,7 +407,7 @@ async def blame_checkpoint(store: ObjectStore, findings: Findings, error: Except
     names = [info.key.removeprefix(_FOLDER) async for info in store.list(_FOLDER)]
     newest = max([name for name in names if _CHECKPOINT.fullmatch(name)], default=None)
     if newest is not None:
-        detail = f"the table does not read with it: {error}. {_CHECKPOINT_ADVICE}"
+        detail = f"the table cannot be read with it: {error}. {_CHECKPOINT_ADVICE}"
         findings.add("table-log-damaged", f"{_FOLDER}{newest}", detail)
     return newest is not None
 
@@ -431,10 +431,10 @@ def _missing(names: Sequence[str]) -> list[int]:
 
 def _fault(name: str, body: bytes) -> str:
     if _ENTRY.fullmatch(name) and not is_whole(body):
-        return f"it has not the actions that were committed. {_ENTRY_ADVICE}"
+        return f"it lacks actions that were committed. {_ENTRY_ADVICE}"
     if _CHECKPOINT.fullmatch(name):
         try:
             pq.read_table(pa.BufferReader(body)).validate(full=True)
         except (OSError, ValueError, pa.ArrowException) as error:
-            return f"the checkpoint does not read: {error}. {_CHECKPOINT_ADVICE}"
+            return f"the checkpoint cannot be read: {error}. {_CHECKPOINT_ADVICE}"
     return ""

@@ -139,7 +139,7 @@ class Verifier:
                 raise
             self._readable = False
             self.findings.note(
-                "the table's log does not read: lines are compared with checksums alone, and"
+                "the table's log cannot be read: lines are compared with checksums alone, and"
                 " neither the table's files nor skip indexes are checked"
             )
 
@@ -154,7 +154,7 @@ class Verifier:
         try:
             changes.add_runs(self.database, [file.uri for file in changed], segments)
         except Damaged:  # it is reported where it is read
-            self.findings.note("not all that changed reads: everything is read")
+            self.findings.note("some changed objects cannot be read: everything is read")
             return
         self._changes = changes
 
@@ -168,7 +168,7 @@ class Verifier:
         folder = f"{data}/journal"
         self._identity(fs, data)
         if not any(True for _ in fs.scan(folder)):
-            self.findings.note(f"{folder} has no journal: only the store is compared")
+            self.findings.note(f"{folder} has no journal files: only the store is compared")
             return
         lock = fs.lock(f"{data}/lock", wait=False)
         if lock is None:
@@ -179,7 +179,7 @@ class Verifier:
             below = check.confirmed()
             if repair:
                 for found in recover(fs, folder).found:
-                    where = found.copy or "its place was noted"
+                    where = found.copy or "its place was recorded"
                     self.findings.note(f"{found.file} at {found.offset}: set aside, {where}")
             if below and check.state is not None:
                 await self._look_for_lost(check.state, check.first_pos)

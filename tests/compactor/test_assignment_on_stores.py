@@ -141,7 +141,11 @@ def test_a_node_that_an_operator_failed_waits_with_an_alarm(lake: Lake) -> None:
             await admin.fail("compactor|compact", "compact/b", reason="look at it first")
             report = await compact(lake, assigner)
             assert (report.segments, report.held_elsewhere) == (3, 1)
-            others = [alarm for alarm in report.alarms if "is left out, it is damaged" not in alarm]
+            others = [
+                alarm
+                for alarm in report.alarms
+                if "is left out, because it is damaged" not in alarm
+            ]
             assert others == ["compact/b is FAILED and waits to be reset: look at it first"]
             await admin.reset("compactor|compact", "compact/b")
             assert (await compact(lake, assigner)).segments == 1

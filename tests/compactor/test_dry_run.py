@@ -103,7 +103,7 @@ def test_it_says_which_runs_the_service_would_remove(plain: Lake) -> None:
     preview = plain.run(dry_run(looking))
     assert [run for _, run, _ in preview.runs.oldest] == ["late", "old"]
     assert preview.runs.count == 2
-    assert "2 runs would expire:\n  f/late: its last line is of 20" in preview.text()
+    assert "2 runs would expire:\n  f/late: last line at 20" in preview.text()
 
 
 def test_it_warns_of_what_would_wait_or_be_set_aside(plain: Lake) -> None:
@@ -115,7 +115,7 @@ def test_it_warns_of_what_would_wait_or_be_set_aside(plain: Lake) -> None:
     preview = foreseen(plain)
     assert [(b.segments, b.rows) for b in preview.batches] == [(2, 3)]
     damaged, gap = sorted(preview.alarms)
-    assert damaged.startswith("segment 1 of b would be left out, it is damaged")
+    assert damaged.startswith("segment 1 of b would be left out, because it is damaged")
     assert gap.startswith("segment 2 of a is missing")
     assert "ALARM segment 2 of a is missing" in preview.text()
     came_true(preview, plain.compact())
@@ -144,7 +144,7 @@ def test_the_command_prints_it_without_java(lake: Lake) -> None:
     assert content(lake) == before
     assert (people.returncode, program.returncode) == (0, 0)
     assert people.stdout.startswith("No table yet.\n1 segments wait, ")
-    assert "  a: 1 behind segment 0, " in people.stdout
+    assert "  a: 1 after segment 0, " in people.stdout
     assert "  1: 1 segments, " in people.stdout
     assert orjson.loads(program.stdout)["batches"][0]["rows"] == 3
 

@@ -17,7 +17,7 @@ from tailrace.logstore.clock import SystemClock, system_entropy
 from tailrace.logstore.filesystem import Disk
 from tests.compactor.lake import NOON, Lake, batch
 
-HELD = "INFO another compactor has the work: new segments of 1 node (--wait waits for it)"
+HELD = "INFO nothing was done: another compactor has new segments of 1 node (--wait waits for it)"
 
 
 @asynccontextmanager
@@ -77,7 +77,7 @@ def test_where_nothing_waits_it_says_so(lake: Lake) -> None:
         process = await compact(lake)
         out, errors = await process.communicate()
         assert (process.returncode, out) == (0, b"")
-        assert errors == b"INFO there was nothing to do: the table has every segment\n"
+        assert errors == b"INFO nothing to do: the table has every segment\n"
         process = await compact(lake, "--wait", "--every", "1s")
         _, errors = await process.communicate()
         assert process.returncode == 2

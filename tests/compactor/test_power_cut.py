@@ -169,7 +169,7 @@ def test_an_entry_that_ends_between_two_lines_is_known(lake: Lake, lines: int) -
     body = b"".join(newest.read_bytes().splitlines(keepends=True)[:lines])
     newest.write_bytes(body)
     assert not is_whole(body)
-    with pytest.raises(StoreUnavailable, match="looked at again when it is older"):
+    with pytest.raises(StoreUnavailable, match="checked again when it is older"):
         lake.compact()
     lake.clock.shift_ms = 2 * SETTLED_MS
     (alarm,) = lake.compact().alarms

@@ -108,8 +108,8 @@ def test_what_needs_a_person_is_raised_and_the_rest_is_told(due: Lake) -> None:
     with pytest.raises(Damaged, match="a torn list"):
         due.run(once(due.compactor, report))
     assert report.alarms == [
-        "ingesting broke off as well: no list of deletions",
-        "the purge broke off as well: no list of deletions",
+        "ingesting failed as well: no list of deletions",
+        "the purge failed as well: no list of deletions",
     ]
     assert report.hours_expired == 1
 

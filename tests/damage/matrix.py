@@ -32,7 +32,7 @@ _LESS, _OTHER = "less", "other"
 _SIGNS: Final = ('"complete":false', '"missing":["', '"unreadable":["')
 _WORDS: Final = {
     _ERROR: "an error",
-    _NOTHING: "told that it is not there",
+    _NOTHING: "not found",
     _PARTIAL: "a part, and the reply says so",
     _LESS: "less data",
     _OTHER: "other data",

@@ -281,13 +281,13 @@ KINDS: Final = (
         _flip_digit(b'"size":'),
     ),
     ObjectKind(
-        "table log entry, behind the checkpoint: a file",
+        "table log entry, after the checkpoint: a file",
         "store/table/_delta_log/*.json",
         _flip_digit(b'"path":"date='),
         at=3,
     ),
     ObjectKind(
-        "table log entry, behind the checkpoint: a mark",
+        "table log entry, after the checkpoint: a mark",
         "store/table/_delta_log/*.json",
         _flip_digit(b'"version":'),
         at=3,

@@ -188,7 +188,7 @@ def test_a_deletion_that_cannot_be_read_harms_its_pipeline_alone(
         check=False,
     )
     assert refused.returncode != 0
-    assert "reads well" in refused.stderr
+    assert "can be read" in refused.stderr
     asyncio.run(until(lambda: not any(keys.DELETED in one for one in problems(service))))
     service.stop()
     service.start()

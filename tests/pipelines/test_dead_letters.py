@@ -128,7 +128,7 @@ async def test_a_record_that_is_refused_holds_up_no_other_and_can_be_sent_again(
     async with lake.world() as world:
         found = await row(world)
     assert (found["events"], found["refused"], found["redelivered"]) == (22, 1, 1)
-    assert caplog.text.count("events are refused, and are dead letters") == 1
+    assert caplog.text.count("refused events became dead letters") == 1
 
 
 @pytest.mark.parametrize("status", [401, 429, 503])

@@ -87,7 +87,7 @@ async def test_a_replay_that_is_killed_twice_gives_each_record_once(tmp_path: Pa
     assert lines(out, replayed=False) == had
     await lake.compact(upto={"m": 14, "n": 16})
     await put_hours(_HOURS - 4, _HOURS)  # what the appender has not had
-    assert "goes on at" in process.ask("replay", "p", "--from", "0")
+    assert "continues at" in process.ask("replay", "p", "--from", "0")
     for enough in (had.total() * _LINE // 6, had.total() * _LINE // 2):
         process.start()
         await until(lambda: replayed_bytes(out) >= enough)  # noqa: B023

@@ -78,7 +78,7 @@ def folder(tmp_path: Path) -> Path:
 def test_what_is_not_installed_is_refused_by_name(folder: Path) -> None:
     done = tailrace(dict(os.environ), "check", str(folder / "pipelines"))
     assert done.returncode == 1
-    assert "no appender is of type 'counting' for this process" in done.stderr
+    assert "this process has no appender of the type 'counting'" in done.stderr
     assert "It knows async, filter, mask" in done.stderr
     assert "install its package, or name its folder with --lib" in done.stderr
 
@@ -127,7 +127,7 @@ async def test_it_runs_fails_is_disabled_and_enabled(
         lacks = {key: value for key, value in environment.items() if key != "PYTHONPATH"}
         other = tailrace(lacks, "status", *where[:2], "--dir", str(folder / "pipelines"))
         assert "  disabled  " in other.stdout  # the state is of those who run it
-        assert "no appender is of type 'counting' for this process" in other.stderr
+        assert "this process has no appender of the type 'counting'" in other.stderr
         (folder / "fail").unlink()
         done = tailrace(environment, "enable", *where[:2], "p", "levels")
         assert (done.returncode, done.stdout) == (0, "p: running; disabled: -\n")

@@ -61,15 +61,15 @@ OnError = Literal["send", "send_quiet", "drop", "drop_quiet"]
 class Timestamp(ConfigSection):
     """The time of an entry, in a field."""
 
-    parse_from: Place = key(..., "the field that has it")
-    layout_type: Literal["strptime", "gotime", "epoch"] = key("strptime", "how `layout` is written")
+    parse_from: Place = key(..., "field that contains it")
+    layout_type: Literal["strptime", "gotime", "epoch"] = key("strptime", "syntax of `layout`")
     layout: str = key(
         ...,
-        "such as `%Y-%m-%d %H:%M:%S`; of epochs `s`, `ms`, `us`, `ns`, `s.ms`, `s.us`, `s.ns`",
-        otel="one without a year is refused",
+        "such as `%Y-%m-%d %H:%M:%S`; for `epoch`: `s`, `ms`, `us`, `ns`, `s.ms`, `s.us`, `s.ns`",
+        otel="a layout without a year is refused",
     )
-    location: str = key("Local", "the time zone of times that name none")
-    time_zone_locations: Mapping[str, str] = key({}, "what abbreviations of time zones stand for")
+    location: str = key("Local", "time zone of times that have none")
+    time_zone_locations: Mapping[str, str] = key({}, "meaning of abbreviated time zones")
 
     @model_validator(mode="after")
     def _readable(self) -> Self:
@@ -80,11 +80,13 @@ class Timestamp(ConfigSection):
 class Severity(ConfigSection):
     """The level of an entry, in a field."""
 
-    parse_from: Place = key(..., "the field that has it")
-    preset: Literal["default", "none", "otel", "aliases"] = key("default", "values that are known")
-    mapping: Mapping[str, Any] = key({}, "further values of each severity")
+    parse_from: Place = key(..., "field that contains it")
+    preset: Literal["default", "none", "otel", "aliases"] = key("default", "values to recognise")
+    mapping: Mapping[str, Any] = key({}, "additional values for each severity")
     overwrite_text: bool = key(
-        False, "accepted", otel="the level is always the severity's name, such as ERROR"
+        False,
+        "accepted without effect",
+        otel="the level is always the severity's name, such as ERROR",
     )
 
     @model_validator(mode="after")
@@ -94,36 +96,36 @@ class Severity(ConfigSection):
 
 
 class _Operator(ConfigSection):
-    id: str = key("", "accepted; operators run in their order")
-    on_error: OnError = key("send", "an entry that cannot be parsed is sent as it is, or dropped")
-    if_: Expression | None = key(None, "entries of which this is not true pass by", alias="if")
+    id: str = key("", "accepted without effect: operators run in the order of the list")
+    on_error: OnError = key("send", "send an entry that cannot be parsed unchanged, or drop it")
+    if_: Expression | None = key(None, "skip entries for which this is false", alias="if")
 
 
 class _OperatorParser(_Operator):
-    parse_from: Place = key("body", "the field that is parsed")
-    parse_to: Place = key("attributes", "where the result is put")
-    timestamp: Timestamp | None = key(None, "takes the time from a field")
-    severity: Severity | None = key(None, "takes the level from a field")
+    parse_from: Place = key("body", "field to parse")
+    parse_to: Place = key("attributes", "field for the result")
+    timestamp: Timestamp | None = key(None, "reads the time from a field")
+    severity: Severity | None = key(None, "reads the level from a field")
 
 
 class Container(_Operator):
     """Lines of containers as Docker, CRI-O and containerd write them."""
 
     type: Literal["container"]
-    format: Literal["", "docker", "crio", "containerd"] = key("", "empty: each line by its form")
+    format: Literal["", "docker", "crio", "containerd"] = key("", "empty: detected for each line")
     add_metadata_from_filepath: bool = key(
         True, "`k8s.…` attributes from the path", otel="does not need `include_file_path`"
     )
     max_log_size: Size = key(
         1 << 20,
-        "bytes of a line that is joined from its parts",
-        otel="those of Docker's too, and those of each stream apart",
+        "maximum size of a line that is joined from its parts",
+        otel="also for Docker, and for each stream separately",
     )
-    parse_from: Literal["body"] = key("body", "the line")
+    parse_from: Literal["body"] = key("body", "field with the line")
     parse_to: Literal["attributes"] = key(
-        "attributes", "the stream", otel="`time` and `logtag` are not kept"
+        "attributes", "field for the name of the stream", otel="`time` and `logtag` are not kept"
     )
-    severity: Severity | None = key(None, "takes the level from a field")
+    severity: Severity | None = key(None, "reads the level from a field")
 
 
 class JsonParser(_OperatorParser):
@@ -136,15 +138,15 @@ class Move(_Operator):
     """Takes a field from one place to another."""
 
     type: Literal["move"]
-    from_: Place = key(..., "the field that is moved", alias="from")
-    to: Place = key(..., "where it is put; `body` is the message")
+    from_: Place = key(..., "field to move", alias="from")
+    to: Place = key(..., "its new place; `body` is the message")
 
 
 class RegexParser(_OperatorParser):
     """The named groups of a regular expression."""
 
     type: Literal["regex_parser"]
-    regex: Regex = key(..., "its named groups are the fields")
+    regex: Regex = key(..., "its named groups become fields")
 
     @model_validator(mode="after")
     def _named(self) -> Self:
@@ -157,23 +159,23 @@ class Recombine(_Operator):
     """Joins entries that follow one another."""
 
     type: Literal["recombine"]
-    is_first_entry: Expression | None = key(None, "true of the first of those to join")
-    is_last_entry: Expression | None = key(None, "true of the last of those to join")
-    combine_field: Place = key(..., "the field whose texts are joined")
-    combine_with: str = key("\n", "what is put between them")
-    max_batch_size: int = key(1000, "entries that are joined at most; 0: no limit", ge=0)
+    is_first_entry: Expression | None = key(None, "true for the first entry of a group")
+    is_last_entry: Expression | None = key(None, "true for the last entry of a group")
+    combine_field: Place = key(..., "field whose texts are joined")
+    combine_with: str = key("\n", "separator between the texts")
+    max_batch_size: int = key(1000, "maximum number of entries in a group; 0: no limit", ge=0)
     max_unmatched_batch_size: int = key(100, "the same before the first match; 0: no limit", ge=0)
-    overwrite_with: Literal["newest", "oldest"] = key("newest", "whose other fields are kept")
+    overwrite_with: Literal["newest", "oldest"] = key("newest", "entry that keeps its other fields")
     source_identifier: Place = key(
-        'attributes["log.file.path"]', "entries are joined apart by its value"
+        'attributes["log.file.path"]', "field whose values separate the groups"
     )
     max_sources: int = key(
         1000,
-        "values by which entries of a file are joined apart at once; one more: all go out",
+        "maximum number of values with an unfinished group in a file; beyond it all are sent",
         ge=1,
     )
-    max_log_size: Size = key(0, "bytes that are joined at most; 0: as the source has it")
-    force_flush_period: Duration = key(5.0, "accepted: the source's own counts")
+    max_log_size: Size = key(0, "maximum size of a group; 0: that of the source")
+    force_flush_period: Duration = key(5.0, "accepted without effect: the source's value applies")
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -198,9 +200,9 @@ def _supported(value: object) -> object:
     kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
     if kind not in SUPPORTED:
         raise ValueError(
-            f"operator {kind!r} is none that the forwarder has; it has {', '.join(SUPPORTED)}"
+            f"the operator {kind!r} is not supported; use one of {', '.join(SUPPORTED)}"
             if kind
-            else f"an operator has a type: {', '.join(SUPPORTED)}"
+            else f"an operator needs a type: {', '.join(SUPPORTED)}"
         )
     return value
 
@@ -239,10 +241,10 @@ class SortBy(ConfigSection):
     """One criterion of `ordering_criteria`; of several the last one counts most."""
 
     sort_type: SortType = key(..., "`numeric`, `alphabetical`, `timestamp` or `mtime`")
-    regex_key: str = key("", "the named group of `regex` that is compared; not with `mtime`")
-    ascending: bool = key(False, "smallest first")
-    layout: str = key("", "for `timestamp`: how it is written, as strptime has it (`%Y-%m-%d`)")
-    location: str = key("UTC", "for `timestamp`: the time zone, such as Europe/Berlin")
+    regex_key: str = key("", "named group of `regex` to sort by; not for `mtime`")
+    ascending: bool = key(False, "sort the smallest first")
+    layout: str = key("", "for `timestamp`: its format in strptime's syntax, such as `%Y-%m-%d`")
+    location: str = key("UTC", "for `timestamp`: its time zone, such as Europe/Berlin")
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -256,11 +258,11 @@ class SortBy(ConfigSection):
 class OrderingCriteria(ConfigSection):
     """The matching files that are read, selected by their paths."""
 
-    regex: Regex | None = key(None, "applied to the path; its named groups are sorted by")
+    regex: Regex | None = key(None, "applied to the path; has the named groups to sort by")
     group_by: Regex | None = key(
-        None, "files whose first group of this is the same are sorted among themselves"
+        None, "applied to the path; files with the same first group are sorted together"
     )
-    top_n: int = key(1, "how many files of each group are read; 0: all of them", ge=0)
+    top_n: int = key(1, "number of files of each group that are read; 0: all", ge=0)
     sort_by: tuple[SortBy, ...] = key((), "the criteria; the last one counts most")
 
     @model_validator(mode="after")
@@ -269,7 +271,7 @@ class OrderingCriteria(ConfigSection):
             if by.sort_type == "mtime":
                 continue
             if self.regex is None:
-                raise ValueError("sort_by needs a regex, whose named groups are sorted by")
+                raise ValueError("sort_by needs a regex with the named groups to sort by")
             if by.regex_key not in self.regex.groupindex:
                 raise ValueError(f"regex has no group {_FLAG}{by.regex_key}>…)")
         return self
@@ -278,18 +280,18 @@ class OrderingCriteria(ConfigSection):
 class Multiline(ConfigSection):
     """How lines are joined to entries: exactly one of the patterns, or a built-in."""
 
-    line_start_pattern: Regex | None = key(None, "an entry begins where this matches")
-    line_end_pattern: Regex | None = key(None, "an entry ends behind what this matches")
+    line_start_pattern: Regex | None = key(None, "an entry begins at a match of this")
+    line_end_pattern: Regex | None = key(None, "an entry ends after a match of this")
     omit_pattern: bool = key(
-        False, "leave out what `line_start_pattern` or `line_end_pattern` matched"
+        False, "remove the text that `line_start_pattern` or `line_end_pattern` matched"
     )
     continuation_pattern: Regex | None = key(
-        None, "a line in which this matches at its begin belongs to the entry before it"
+        None, "a line that begins with a match of this continues the entry before it"
     )
     builtin: tuple[Literal["python", "java", "go"], ...] = key(
         (), "tracebacks and panics of these languages are one entry each"
     )
-    max_lines: int = key(1000, "an entry ends after so many lines; 0: no limit", ge=0)
+    max_lines: int = key(1000, "maximum number of lines of an entry; 0: no limit", ge=0)
 
     @field_validator("builtin", mode="before")
     @classmethod
@@ -310,11 +312,11 @@ class Multiline(ConfigSection):
 
 
 class Header(ConfigSection):
-    """Lines at the begin of each file that describe it: attributes of all its records."""
+    """Lines at the beginning of each file that describe it: attributes of all its records."""
 
-    pattern: Regex = key(..., "lines that match are the header, up to the first that does not")
+    pattern: Regex = key(..., "the header ends before the first line that does not match")
     metadata_operators: tuple[Operator, ...] = key(
-        ..., "operators that take attributes from a line of the header"
+        ..., "operators that read attributes from lines of the header"
     )
 
 
@@ -328,66 +330,64 @@ class FileSource(ConfigSection):
     within: Texts = key(
         (), "folders in which a file must lie after all symbolic links of its path; empty: anywhere"
     )
-    exclude_older_than: Duration = key(0.0, "leave out files that were changed before; 0: none")
+    exclude_older_than: Duration = key(0.0, "leave out files last changed longer ago; 0: none")
     start_at: Literal["beginning", "end"] = key(
-        "end", "where to begin in files that are there at the first start; later ones: beginning"
+        "end", "where to begin in files that exist at the first start; in later ones: beginning"
     )
     poll_interval: Duration = key(
-        0.2, "how often files are looked for and read", otel="with `hints` only where those fail"
+        0.2, "how often to look for files and new bytes", otel="used only where `hints` fail"
     )
     max_concurrent_files: int = key(
         1024,
-        "how many files may be open",
+        "maximum number of open files",
         ge=2,
-        otel="all of them for reading, rather than half; every file gets its turn",
+        otel="all of them are read, not half; every file gets its turn",
     )
     max_batches: int = key(
         0, "accepted without effect", ge=0, otel="a round is bounded by bytes and time"
     )
-    ordering_criteria: OrderingCriteria | None = key(None, "read the first few files by an order")
+    ordering_criteria: OrderingCriteria | None = key(None, "read only the first files of an order")
     archive_include: Texts = key(
         (),
-        "rotated files outside of `include`: those that were never seen are read, oldest first, and"
-        " files that moved there are found again",
+        "rotated files outside of `include`: unknown ones are read, oldest first, and a file that"
+        " moved there is recognised",
     )
     hints: bool = key(
-        True, "be told of changes by the kernel (Linux); without, look every `poll_interval`"
+        True, "use notifications of the kernel (Linux); false: look every `poll_interval`"
     )
-    reconcile_interval: Duration = key(
-        5.0, "how often files are looked for although hints say nothing"
-    )
+    reconcile_interval: Duration = key(5.0, "how often to look for files without a notification")
     order: Literal["fair", "oldest"] = key(
         "fair", "which file is read next: each in turn, or the one with the oldest unread byte"
     )
     duplicates: Literal["once", "each"] = key(
         "once",
-        "whether files with the same content, of which one has the name of a rotation of the other,"
-        " are read once, or each of them",
+        "read files with the same content once, or each of them, if the name of one marks it as a"
+        " rotation of the other",
     )
 
     encoding: str = key(
         "utf-8",
-        "`utf-8`, `utf-8-raw`, `nop`, `utf-16le`, `utf-16be`, `ascii`, `big5`, others of Python's",
-        otel="also with `utf-8-raw` and `nop`, bytes that are no UTF-8 are U+FFFD in the store",
+        "`utf-8`, `utf-8-raw`, `nop`, `utf-16le`, `utf-16be`, `ascii`, `big5`, others of Python",
+        otel="bytes that are not UTF-8 are stored as U+FFFD, also with `utf-8-raw` and `nop`",
     )
     fingerprint_size: Size = key(
         1000,
-        "the first bytes by which a file is known",
+        "number of first bytes that identify a file",
         ge=16,
-        otel="also compared: the bytes before the offset. Of the decompressed content",
+        otel="the bytes before the offset count too; of compressed files, the content counts",
     )
     initial_buffer_size: Size = key(
         16 << 10, "accepted without effect", ge=1, otel="files are read in blocks of 1 MiB"
     )
-    max_log_size: Size = key(1 << 20, "bytes of an entry", ge=1, le=2 << 20)
+    max_log_size: Size = key(1 << 20, "maximum size of an entry", ge=1, le=2 << 20)
     max_log_size_behavior: Literal["split", "truncate"] = key(
         "split",
-        "what becomes of longer ones: several records, or the first alone",
+        "split a longer entry into several records, or keep only its first part",
         otel="pieces have the attribute `log.record.part`, cut ones `log.record.truncated`",
     )
     force_flush_period: Duration = key(
         0.5,
-        "after this time without new bytes an entry is sent that may go on; 0: never",
+        "an entry that may continue is sent after this time without new bytes; 0: never",
         otel="an unfinished last line waits for `unfinished_wait`, if that is longer",
     )
     unfinished_wait: Duration = key(
@@ -397,23 +397,23 @@ class FileSource(ConfigSection):
     )
     overwritten: Literal["last", "all"] = key(
         "last",
-        "how a line with carriage returns is sent, such as a progress bar: its last state, or all"
-        " of it",
+        "what is sent of a line with carriage returns, such as a progress bar: its last state, or"
+        " all of it",
     )
-    multiline: Multiline | None = key(None, "entries of several lines")
+    multiline: Multiline | None = key(None, "how lines are joined into entries")
     preserve_leading_whitespaces: bool = key(False, "keep white space before an entry")
-    preserve_trailing_whitespaces: bool = key(False, "keep white space behind an entry")
+    preserve_trailing_whitespaces: bool = key(False, "keep white space after an entry")
     compression: Literal["", "gzip", "zstd", "auto"] = key(
         "",
-        "`gzip`, `zstd`, `auto` or empty: each file is what its first bytes say; only with"
-        " `encoding: nop`, empty reads compressed files as they are",
+        "`gzip`, `zstd`, `auto` or empty: the first bytes of a file say how it is compressed. Only"
+        " with `encoding: nop`, empty reads compressed files as they are",
         otel="empty reads none; `zstd` is new",
     )
     header: Header | None = key(
-        None, "lines at the begin of each file that describe it", otel="without a feature gate"
+        None, "lines at the beginning of each file that describe it", otel="without a feature gate"
     )
-    file_cache_advise: bool = key(False, "tell the kernel to drop what was read from its cache")
-    acquire_fs_lock: bool = key(False, "lock files while they are read; locked ones wait")
+    file_cache_advise: bool = key(False, "tell the kernel to drop read data from its cache")
+    acquire_fs_lock: bool = key(False, "lock a file while it is read; leave locked files for later")
 
     include_file_name: bool = key(True, "attribute `log.file.name`")
     include_file_path: bool = key(False, "attribute `log.file.path`")
@@ -423,22 +423,22 @@ class FileSource(ConfigSection):
     include_file_owner_group_name: bool = key(False, "attribute `log.file.owner.group.name`")
     include_file_permissions: bool = key(False, "attribute `log.file.permissions`, in octal")
     include_file_record_number: bool = key(
-        False, "attribute `log.file.record_number`, from 1", otel="a text, as all attributes are"
+        False, "attribute `log.file.record_number`, from 1", otel="text, as all attributes"
     )
     include_file_record_offset: bool = key(False, "attribute `log.file.record_offset`, in bytes")
     attributes: Mapping[str, Text] = key({}, "attributes of every record")
     resource: Mapping[str, Text] = key(
-        {}, "attributes of every record", otel="a record has no resource beside its attributes"
+        {}, "attributes of every record", otel="stored as attributes: a record has no resource"
     )
     operators: tuple[Operator, ...] = key(
-        (), "parsers of entries, one after the other", otel="those below; any other is refused"
+        (), "parsers of entries, applied in order", otel="those below; any other is refused"
     )
 
     on_truncate: Literal["content", "read_whole_file"] = key(
         "content",
-        "accepted without effect: what was read is compared with what is there, and a file with "
-        "other content is read from its beginning",
-        otel="default `ignore`; that and `read_new` are refused, since they lose lines",
+        "accepted without effect: a file whose content is not the part that was read is read from "
+        "its beginning",
+        otel="default `ignore`; `ignore` and `read_new` are refused, because they lose lines",
     )
     delete_after_read: bool = key(
         False,
@@ -448,32 +448,30 @@ class FileSource(ConfigSection):
     polls_to_archive: int = key(
         0, "accepted without effect", ge=0, otel="`forget_after` says how long files are known"
     )
-    forget_after: Duration = key(604_800.0, "how long a file that is gone is still known")
-    rotate_wait: Duration = key(
-        5.0, "how long a file that was rotated away is watched after its last byte"
-    )
+    forget_after: Duration = key(604_800.0, "how long a file that is gone is remembered")
+    rotate_wait: Duration = key(5.0, "how long a rotated file is watched after its last new byte")
     close_after: Duration = key(
-        0.0, "close the run of a file that had no new bytes for so long; 0: never"
+        0.0, "close the run of a file after this time without new bytes; 0: never"
     )
 
     report_runs: bool = key(
         True,
-        "report that a run has begun when its file appears, and that the file is followed: the run"
-        " is lost if the forwarder dies",
+        "report a run when its file appears, and while the file is followed: the run is lost if the"
+        " forwarder dies",
     )
 
     template: Literal["", "pods", "kubernetes", "airflow"] = key(
         "",
-        "a shipped rule for `fqn` and `run`: of Kubernetes' pods by their paths, or by their labels"
-        " (`kubernetes`), or of Airflow's tasks",
+        "built-in `fqn` and `run`: `pods` for Kubernetes by paths, `kubernetes` by labels of pods,"
+        " `airflow` for tasks of Airflow",
     )
     path_pattern: Regex | None = key(
-        None, "applied to the path; `fqn` and `run` use its named groups"
+        None, "applied to the whole path; `fqn` and `run` may use its named groups"
     )
     fqn: str = key(
-        "", "the pipeline of a file's run: a text with `{group}`, `{name}`, `{stem}`, `{-2}`"
+        "", "the pipeline; may contain `{group}`, `{name}`, `{stem}`, `{-2}` and other places"
     )
-    run: str = key("", "the run; empty: one for each generation of the file, `{id}`")
+    run: str = key("", "the run; empty: `{id}`, one for each generation of the file")
 
     @model_validator(mode="after")
     def _fit(self) -> Self:
@@ -496,7 +494,7 @@ class FileSource(ConfigSection):
     def _loses_nothing(cls, value: object) -> object:
         if value in ("ignore", "read_new"):
             raise ValueError(
-                "it would lose lines: leave it out, since the content decides where to read"
+                "it would lose lines: leave it out, because the content decides where to read"
             )
         return value
 
@@ -529,7 +527,7 @@ class MetricsEndpoint(ConfigSection):
     listen: str = key(
         "",
         "`host:port`, such as 127.0.0.1:8791, for /metrics, /health/live and /health/ready;"
-        " empty: nowhere",
+        " empty: none",
     )
 
 
@@ -557,27 +555,27 @@ class Forwarder(ConfigSection):
     """The configuration of `tailrace forward --config`."""
 
     targets: Texts = key(
-        ..., "services, each with the same store: `host:port`, `https://host`, `srv+http://name`"
+        ..., "services that share one store: `host:port`, `https://host`, `srv+http://name`"
     )
     token: str = key("", "sent as `Authorization: Bearer` to the targets only")
-    token_file: str = key("", "a file that has the token; it is read again when it changes")
-    ca_file: str = key("", "certificates by which targets with `https` are trusted")
-    durability: Durability = key("", "what an acknowledgement means; empty: as the service is set")
+    token_file: str = key("", "file with the token; read again when a target refuses the token")
+    ca_file: str = key("", "file with the certificates (PEM) to trust for `https` targets")
+    durability: Durability = key("", "what an acknowledgement means; empty: `durable`")
     body_encoding: Literal["", "gzip", "zstd"] = key(
-        "", "how bodies are compressed on their way; costs more of the CPU than all the rest"
+        "", "compression of request bodies; it takes more CPU than all other work"
     )
     storage: str = key(
         "",
         f"folder of the checkpoints. `{_ROOTS_STORAGE}` for root, else `{_USERS_STORAGE}`",
-        otel="always on, and no extension: a folder, for one forwarder at a time",
+        otel="always on; a folder instead of an extension, for one forwarder at a time",
     )
-    metrics: MetricsEndpoint = key(MetricsEndpoint(), "Prometheus")
+    metrics: MetricsEndpoint = key(MetricsEndpoint(), "where Prometheus reads metrics")
     shutdown_timeout: Duration = key(10.0, "how long a stop waits for acknowledgements")
     retry_on_failure: RetryTimes = key(RetryTimes(), "pauses between attempts")
-    senders: int = key(4, "how many batches are on their way at once", ge=1, le=64)
-    batch_bytes: Size = key(1 << 20, "bytes of a batch's body, about", ge=1 << 10, le=4 << 20)
+    senders: int = key(4, "number of batches that are sent at the same time", ge=1, le=64)
+    batch_bytes: Size = key(1 << 20, "approximate size of a batch's body", ge=1 << 10, le=4 << 20)
     memory_bytes: Size = key(
-        16 << 20, "bytes of batches that are prepared or on their way", ge=1 << 20
+        16 << 20, "memory for batches that are prepared or being sent", ge=1 << 20
     )
     sources: tuple[FileSource, ...] = key(..., "what is read")
 

@@ -373,7 +373,7 @@ class _Conditions(Transformer_NonRecursive[Token, Any]):
         at, values = tokens
         field, operator = self._field(at)
         if operator not in (":", "=", "!="):
-            raise self._wrong(values, "a list has no order", "Write field:in(a, b).")
+            raise self._wrong(values, "a list has no < or >", "Write field:in(a, b).")
         if field == AnyAttribute():
             return self._anywhere(lambda where: self._one_of(where, values))
         found = self._one_of(field, values)
@@ -384,7 +384,7 @@ class _Conditions(Transformer_NonRecursive[Token, Any]):
         field, operator = self._field(at)
         if operator not in (":", "=") or field == AnyAttribute():
             raise self._wrong(
-                at, "a range stands behind a field and a colon", "Write field:[low TO high]."
+                at, "a range stands after a field and a colon", "Write field:[low TO high]."
             )
         bounds = [
             self._order(field, ">=" if opened == "[" else ">", low),
@@ -402,7 +402,7 @@ class _Conditions(Transformer_NonRecursive[Token, Any]):
                 f"q has a list of {len(values)} values", field="q", hint=f"Use at most {most}."
             )
         if field == Column("ts"):
-            raise self._wrong(token, "a list has no times", "Write ts:[low TO high].")
+            raise self._wrong(token, "a list cannot contain times", "Write ts:[low TO high].")
         if field in (LEVEL, Column("pos"), CARRIED):
             return AnyOf(tuple([self._equal(field, ":", value) for value in values]))
         texts, numbers = list[str](), list[float]()
@@ -427,7 +427,7 @@ class _Conditions(Transformer_NonRecursive[Token, Any]):
             kind = "VALUE" if found[1] is None else "PHRASE"
             values.append(Token(kind, found[2] or found[1], start_pos=token.start_pos))
             if found[2] is not None and "*" in found[2]:
-                raise self._wrong(token, "a list has no *", "Write field:(a* OR b*).")
+                raise self._wrong(token, "a list cannot contain *", "Write field:(a* OR b*).")
             at = found.end()
         if not values:
             raise self._wrong(token, "the list is empty", _NO_LIST)
@@ -453,7 +453,7 @@ class _Conditions(Transformer_NonRecursive[Token, Any]):
         if operator == "!=":
             return Not(self._equal(field, "=", value))
         if value.type == "REGEX":
-            raise self._wrong(value, "a regular expression has no order", "Write field:/…/.")
+            raise self._wrong(value, "a regular expression has no < or >", "Write field:/…/.")
         return self._order(field, cast("Operator", operator), value)
 
     def _field(self, token: Token) -> tuple[Field, str]:
@@ -466,7 +466,7 @@ class _Conditions(Transformer_NonRecursive[Token, Any]):
             return Column(COLUMNS[name]), str(operator)
         kind, _, rest = name.partition(".")
         if any("*" in plain for _, plain in _PART.findall(rest)):
-            raise self._wrong(token, "a * names no field", "Write *:x to look in all fields.")
+            raise self._wrong(token, "* is not a field's name", "Write *:x to look in all fields.")
         parts = [_unescaped(quoted) if quoted else plain for quoted, plain in _PART.findall(rest)]
         if kind == "json":
             return JsonField(tuple(parts)), str(operator)
@@ -496,7 +496,7 @@ class _Conditions(Transformer_NonRecursive[Token, Any]):
     def _wildcard(self, field: Field, value: Token, text: str, *, within: bool) -> Condition:
         if field in (Column("pos"), Column("ts")) and text.strip("*"):
             raise self._wrong(
-                value, "a number or a time has no *", "Write a range: field:[low TO high]."
+                value, "a number or a time cannot contain *", "Write a range: field:[low TO high]."
             )
         return wildcard(text, field, within=within)
 
@@ -506,7 +506,7 @@ class _Conditions(Transformer_NonRecursive[Token, Any]):
         if value == "false":
             return Not(Exists(CARRIED))
         raise self._wrong(
-            value, f"carried is not {value[:80]!r}", "Write carried:true or carried:false."
+            value, f"carried cannot be {value[:80]!r}", "Write carried:true or carried:false."
         )
 
     def _order(self, field: Field, operator: Operator, value: Token) -> Condition:
@@ -544,8 +544,8 @@ class _Conditions(Transformer_NonRecursive[Token, Any]):
         if flags not in ("", "i"):
             raise self._wrong(
                 token,
-                f"there is no flag {flags!r}",
-                'i is the only one: case does not count. A path goes into quotes: "/a/b".',
+                f"the flag {flags!r} is unknown",
+                'The only flag is i, to ignore case. Put a path into quotes: "/a/b".',
             )
         return bool(flags)
 
@@ -561,7 +561,7 @@ class _Conditions(Transformer_NonRecursive[Token, Any]):
                 return ulid.encode(ulid.decode(text.upper()))
             except InvalidInput as error:
                 hint = "Write one of 26 characters; a time is compared with ts."
-                raise self._wrong(token, f"no ULID: {text[:80]!r}", hint) from error
+                raise self._wrong(token, f"{text[:80]!r} is not a ULID", hint) from error
         return text
 
     def _span(self, token: Token, text: str) -> MomentRange:

@@ -471,7 +471,7 @@ class _Expressions(Transformer_NonRecursive[Token, Any]):
         else:
             unit, number = "duration", duration_ns(value)
         if number is None:
-            raise _wrong(value, f"{str(value)!r} is no amount")
+            raise _wrong(value, f"{str(value)!r} is not an amount")
         return QuantityFilter(str(name), "==" if operator == "=" else str(operator), number, unit)
 
     def line_format(self, found: list[Token]) -> LineFormat:
@@ -584,7 +584,7 @@ def _template(token: Token) -> Iterator[str | TemplateLabel]:
         label = _TEMPLATE_LABEL.fullmatch(found[1])
         if label is None:
             raise _refused(
-                token, f"{{{{{found[1][:80]}}}}}", "A template has labels alone: {{.name}}."
+                token, f"{{{{{found[1][:80]}}}}}", "Use only labels in a template: {{.name}}."
             )
         yield TemplateLabel(label[1] or "__line__")
     yield text[at:]

@@ -75,10 +75,10 @@ Url = Annotated[str, AfterValidator(_checked_url), Field(repr=False)]
 class HttpTargetSettings(Section):
     """Where requests go."""
 
-    url: Url = setting(..., "where requests are posted to")
+    url: Url = setting(..., "address that requests are posted to")
     headers: Annotated[dict[str, str], Field(repr=False)] = setting({}, "headers of each request")
     timeout: Seconds = setting(
-        10.0, "how long each step of a request may take; six times that for all of it"
+        10.0, "limit for each step of a request; the whole request may take six times as long"
     )
     allow_private: bool = setting(False, "whether `url` may lead to a private address")
     ca_file: str = setting("", "certificates (PEM) that are trusted instead of the machine's")
@@ -202,8 +202,8 @@ class Poster:
             meant = "" if addresses == [host] else f" ({', '.join(addresses)})"
             raise AppenderFailed(
                 f"no request is sent to {host}{meant}",
-                hint="Private addresses need allow_private: true; those of the link, which serve"
-                " credentials of machines, and those of groups are never allowed.",
+                hint="Private addresses need allow_private: true. Link-local addresses, which serve"
+                " credentials of machines, and multicast addresses are never allowed.",
             )
         return allowed
 

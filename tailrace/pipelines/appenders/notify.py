@@ -192,7 +192,7 @@ class RunWatch:
                 state = _state_of(objects, key)
             except Damaged as error:
                 if not one.unreadable:
-                    log.warning("the state of %s/%s does not read: %s", key.fqn, key.run, error)
+                    log.warning("the status of %s/%s cannot be read: %s", key.fqn, key.run, error)
                 one.unreadable = True
                 continue
             one.unreadable = False
@@ -252,36 +252,36 @@ _KINDS: Final = frozenset({"line", "failed", "silent"})
 
 
 class NoticeRule(Section):
-    """What is told: lines that match, or what becomes of runs."""
+    """The subject of notices: lines that match, or runs that failed or are silent."""
 
-    name: str = setting(..., "what people see")
-    matches: Selection | None = setting(None, "a filter: each event that it takes is told")
+    name: str = setting(..., "name of the rule, which people see")
+    matches: Selection | None = setting(None, "a filter: each event that it keeps is reported")
     run: Literal["failed", "silent"] | None = setting(
-        None, "instead: runs that failed, or are silent"
+        None, "instead of `matches`: runs that failed, or are silent"
     )
-    after: Seconds = setting(1800.0, "without an event for so long a run is silent")
+    after: Seconds = setting(1800.0, "a run is silent after this time without an event")
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
         if (self.matches is None) == (self.run is None):
-            raise ValueError("a rule has either matches or run")
+            raise ValueError("a rule needs either matches or run")
         return self
 
 
 class NotifySettings(HttpTargetSettings):
-    """What is told, to whom, and how often."""
+    """The rules of notices, their target, and how often they are sent."""
 
-    rules: tuple[NoticeRule, ...] = setting(..., "what is told")
-    group_by: Texts = setting(("fqn",), "of fqn, run, level: what is told together")
-    every: Seconds = setting(300.0, "a group is told of again after so long")
-    most_per_hour: int = setting(60, "notices in an hour; the rest waits, and is counted", ge=1)
-    link: str = setting("", "an address with {fqn}, {run} and {at}, where people look")
+    rules: tuple[NoticeRule, ...] = setting(..., "rules for notices")
+    group_by: Texts = setting(("fqn",), "events with equal values of these are one notice")
+    every: Seconds = setting(300.0, "pause between two notices of a group")
+    most_per_hour: int = setting(60, "maximum number of notices in an hour; others wait", ge=1)
+    link: str = setting("", "link in each notice, with {fqn}, {run} and {at}")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         names = [rule.name for rule in self.rules]
         if not names or len(set(names)) < len(names):
-            raise ValueError("rules must be one at least, each with a name of its own")
+            raise ValueError("rules needs at least one rule, each with a name of its own")
         unknown = sorted(set(self.group_by) - set(_GROUPS))
         if unknown:
             raise ValueError(f"group_by has {unknown[0]!r}; known are {', '.join(_GROUPS)}")
@@ -418,7 +418,7 @@ class Notify:
                 self._notices.add((rule.name, *group), 1, {**first, "kind": kind})
                 changed = True
         except StoreUnavailable as error:
-            raise AppenderFailed(f"the store does not say what became of runs: {error}") from error
+            raise AppenderFailed(f"the states of runs cannot be read: {error}") from error
         return changed
 
     def _body(self, group: Key, notice: Notice) -> dict[str, Any]:

@@ -45,9 +45,9 @@ _IDS: Final = {"trace_id": ("traceId", re.compile(r"(?!0+$)[0-9a-f]{32}")),
 class OtlpSettings(HttpTargetSettings):
     """Where records go, and how many at once."""
 
-    compression: Literal["gzip", "none"] = setting("gzip", "of requests")
-    max_events: int = setting(1000, "records in a request", ge=1)
-    max_request_size: Bytes = setting(4 << 20, "bytes of messages in a request; one always may")
+    compression: Literal["gzip", "none"] = setting("gzip", "compression of requests")
+    max_events: int = setting(1000, "maximum number of records in a request", ge=1)
+    max_request_size: Bytes = setting(4 << 20, "maximum size of a request's messages")
 
 
 class Otlp:
@@ -192,9 +192,9 @@ def _rejected_of(body: bytes) -> tuple[int, str]:
 class WebhookSettings(HttpTargetSettings):
     """Where events go, and how many at once."""
 
-    format: Literal["ndjson", "json"] = setting("ndjson", "an object a line, or an array of them")
-    max_events: int = setting(500, "events in a request", ge=1)
-    max_request_size: Bytes = setting(1 << 20, "bytes of messages in a request; one always may")
+    format: Literal["ndjson", "json"] = setting("ndjson", "one JSON object per line, or an array")
+    max_events: int = setting(500, "maximum number of events in a request", ge=1)
+    max_request_size: Bytes = setting(1 << 20, "maximum size of a request's messages")
 
 
 class Webhook:

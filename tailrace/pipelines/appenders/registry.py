@@ -230,7 +230,7 @@ class AppenderRegistry:
         plugin = self._plugins.get(name)
         if plugin is None:
             raise InvalidInput(
-                f"no appender is of type {name!r} for this process",
+                f"this process has no appender of the type {name!r}",
                 field="type",
                 hint=f"It knows {', '.join(self.names)}. For a plugin, install its package, or"
                 f" name its folder with --lib. Processes that have the plugin run the"
@@ -249,20 +249,20 @@ def _checked(found: object, plugin: Plugin) -> AppenderKind | WrapperKind:
     """What a plugin names, if it is a kind of appender. Raises `InvalidInput`."""
     if not isinstance(found, AppenderKind | WrapperKind):
         raise InvalidInput(
-            f"{plugin.origin} is not a kind of appender: it needs `settings`, and to be callable",
+            f"{plugin.origin} is not an appender: it must be callable and have `settings`",
             field="type",
         )
     settings: object = found.settings
     if not (isinstance(settings, type) and issubclass(settings, Section)):
         raise InvalidInput(
-            f"{plugin.origin} is not a kind of appender: its `settings` must be a class that is"
-            " derived from tailrace.pipelines.section.Section",
+            f"{plugin.origin} is not an appender: its `settings` must be a class derived from"
+            " tailrace.pipelines.section.Section",
             field="type",
         )
     missing = [name for name in _METHODS if isinstance(found, type) and not hasattr(found, name)]
     if missing:
         raise InvalidInput(
-            f"{plugin.origin} is not a kind of appender: it has no {', '.join(missing)}",
+            f"{plugin.origin} is not an appender: it has no {', '.join(missing)}",
             field="type",
             hint="tailrace/pipelines/appenders/contract.py says what each method must do.",
         )

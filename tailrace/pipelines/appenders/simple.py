@@ -86,8 +86,8 @@ class MetricsSettings(Section):
     """Where the counts go, and what is counted apart."""
 
     file: Annotated[str, AfterValidator(_absolute)] = setting(..., "the file, replaced as a whole")
-    labels: Texts = setting(("level",), "of level, fqn, service, run, connector, attribute.NAME")
-    max_series: int = setting(500, "combinations of labels that are counted apart", ge=1, le=2000)
+    labels: Texts = setting(("level",), "level, fqn, service, run, connector, attribute.NAME")
+    max_series: int = setting(500, "maximum number of combinations of labels", ge=1, le=2000)
 
     @property
     def output(self) -> str:

@@ -105,7 +105,7 @@ class MaskRule(Section):
     pattern: str = setting(..., "a regular expression (RE2)")
     replace: str = setting(
         "***",
-        r"what stands there instead, at most 200 characters; \1 is the first group",
+        r"replacement of at most 200 characters; \1 is the first group",
         max_length=_MOST_REPLACEMENT,
     )
 
@@ -116,21 +116,21 @@ class MaskRule(Section):
                 pa.array([""]), pattern=self.pattern, replacement=self.replace
             )
         except pa.ArrowInvalid as error:
-            raise ValueError(f"the rule {self.pattern!r} cannot be: {error}") from None
+            raise ValueError(f"the rule {self.pattern!r} is invalid: {error}") from None
         return self
 
 
 class MaskSettings(Section):
     """What is masked, and where."""
 
-    rules: tuple[MaskRule, ...] = setting(..., "what is replaced, one after another")
-    attributes: bool = setting(True, "whether the values of attributes are masked as well")
+    rules: tuple[MaskRule, ...] = setting(..., "rules, applied in order")
+    attributes: bool = setting(True, "mask the values of attributes as well")
 
     @field_validator("rules")
     @classmethod
     def _some(cls, value: tuple[MaskRule, ...]) -> tuple[MaskRule, ...]:
         if not value:
-            raise ValueError("must have a rule at least")
+            raise ValueError("must have at least one rule")
         if len(value) > _MOST_RULES:
             raise ValueError(f"has more than {_MOST_RULES} rules")
         return value
@@ -217,8 +217,8 @@ def _pieces(texts: pa.Array) -> Iterator[pa.Array]:
 class FilterSettings(Section):
     """What is kept, and what of that is left out."""
 
-    keep: Selection = setting(Selection(), "which events are given on")
-    drop: Selection | None = setting(None, "which of these are left out")
+    keep: Selection = setting(Selection(), "events to pass on")
+    drop: Selection | None = setting(None, "events of these to leave out")
 
 
 class Filter(Wrapper):
@@ -255,7 +255,7 @@ class Filter(Wrapper):
 class AsyncSettings(Section):
     """How much may wait."""
 
-    queue_size: Bytes = setting(16 << 20, "bytes of events that wait; one batch always may")
+    queue_size: Bytes = setting(16 << 20, "maximum size of waiting events; one batch may be larger")
 
 
 class Async(Wrapper):
@@ -393,9 +393,9 @@ class RetrySettings(Section):
     """How often, and how long."""
 
     attempts: int = setting(5, "how often a failed call is tried again", ge=1, le=100)
-    pause: Seconds = setting(0.2, "before the first attempt; it doubles")
+    pause: Seconds = setting(0.2, "pause before the first retry; it doubles")
     most_pause: Seconds = setting(5.0, "the longest pause")
-    buffer_size: Bytes = setting(64 << 20, "events since the last checkpoint that are kept for it")
+    buffer_size: Bytes = setting(64 << 20, "maximum size of the events kept for a retry")
 
 
 class RetryingAppender(Wrapper):

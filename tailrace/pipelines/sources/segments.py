@@ -333,6 +333,6 @@ class SegmentSource:
             if whole:
                 self._whole = began
         except Damaged as error:
-            raise StoreUnavailable(f"what is stored of segments is damaged: {error}") from error
+            raise StoreUnavailable(f"the data stored about segments is damaged: {error}") from error
         finally:
             self._listing = None

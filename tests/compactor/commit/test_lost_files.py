@@ -73,7 +73,7 @@ def test_what_may_be_a_copy_of_its_lines_waits_and_nothing_else(either: Lake) ->
     for _ in range(2):
         (alarm,) = taken_in(either).alarms
         assert alarm.startswith(f"a waits at segment 3: {path} of the table, with 30 lines of the")
-        assert "hour 2026-11-21T12, is gone: put it back, or give its lines up" in alarm
+        assert "hour 2026-11-21T12, is gone: put an intact copy back, or give its lines up" in alarm
         assert marks(either) == (2, 1)
     either.put_bytes(f"{keys.TABLE}/{path}", body)
     assert taken_in(either).alarms == []

@@ -189,7 +189,8 @@ def settle(world: World) -> None:
     world.check_settled()
     waiting = [f"{node} waits at segment {seq}:" for node, seq in world.model.newer.items()]
     left_out = [
-        f"segment {seq} of {node} is left out, it is damaged:" for node, seq in world.aside()
+        f"segment {seq} of {node} is left out, because it is damaged:"
+        for node, seq in world.aside()
     ]
     assert sorted(alarm.split(":")[0] + ":" for alarm in report.alarms) == sorted(
         [*waiting, *left_out]

@@ -73,7 +73,7 @@ def test_it_is_one_of_all_that_must_hold() -> None:
         ("a AND level:LOUD", r"filter\.where: character 13: there is no level 'LOUD'"),
         ("a (b", r"filter\.where: character 5: "),
         ("colour:red", r"filter\.where: character 1: there is no field 'colour'"),
-        ("/(/", r"filter\.where: has no regular expression: .*RE2"),
+        ("/(/", r"filter\.where: has an invalid regular expression: .*RE2"),
         ("ts>now-5m", r"filter\.where: has a time that moves with the clock"),
         ("pos:5", r"filter\.where: asks for pos"),
         ("  ", r"filter\.where: is empty"),

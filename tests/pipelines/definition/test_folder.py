@@ -44,9 +44,9 @@ WRONG = {
     "name: p\nappenders: [{1: 2, type: stdout, name: x}]\n": "the key appenders.0.1 must be text",
     "name: p\ndescription: 2026-13-45\n" + OUT: "cannot be read: month must be in",
     "[" * 5000: "cannot be read",
-    "name: p\nappenders: [{type: odd, name: x, how: wrong}]\n": "not taken: KeyError: 'wrong'",
-    "name: p\nappenders: [{type: absent, name: x}]\n": "no appender is of type 'absent'",
-    "- p": "a pipeline is keys and values",
+    "name: p\nappenders: [{type: odd, name: x, how: wrong}]\n": "cannot be used: KeyError: 'wrong'",
+    "name: p\nappenders: [{type: absent, name: x}]\n": "no appender of the type 'absent'",
+    "- p": "file must hold keys and values",
 }
 
 

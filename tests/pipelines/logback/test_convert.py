@@ -354,7 +354,7 @@ OUTSIDE = '<!DOCTYPE x SYSTEM "file:///etc/passwd"><configuration/>'
         ("<configuration>", "is not XML: no element found"),
         ("<Configuration status='warn'><Appenders/></Configuration>", "no appender of the file"),
         ("<log4j/>", "is <log4j>, not <configuration>"),
-        ("<configuration>" + "<a>" * 60 + "</a>" * 60 + "</configuration>", "are too deep"),
+        ("<configuration>" + "<a>" * 60 + "</a>" * 60 + "</configuration>", "nested too deeply"),
         ("<configuration>" + " " * (1 << 20) + "</configuration>", "at most are read"),
         ("", "is not XML"),
     ],

@@ -213,5 +213,5 @@ def test_of_a_file_that_was_cut_at_the_end_of_an_entry_verify_has_a_note() -> No
     findings = Findings(lambda _fault: None)
     JournalCheck(copy, "/data/journal", findings).confirmed()
     assert [
-        "does not end as the file of an idle or a closed journal" in n for n in findings.notes
+        "does not end like the file of an idle or closed journal" in n for n in findings.notes
     ] == [True]

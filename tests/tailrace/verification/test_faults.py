@@ -75,7 +75,7 @@ def test_a_changed_segment(world: World, at: int) -> None:
 def test_a_segment_under_the_key_of_another(world: World) -> None:
     first, second, *_ = world.segments()
     second.write_bytes(first.read_bytes())
-    assert "it says that it is segment 1" in world.look().one("segment-damaged").detail
+    assert "its footer says that it is segment 1" in world.look().one("segment-damaged").detail
 
 
 def test_a_missing_segment(world: World) -> None:
@@ -458,7 +458,7 @@ def test_a_damaged_checkpoint_is_named_and_the_rest_is_compared(world: World, ha
     fault = found.one("table-log-damaged")
     assert fault.place == f"table/_delta_log/{checkpoint.name}"
     assert "remove it instead" in fault.detail
-    assert "log does not read" in found.findings.notes[0]
+    assert "log cannot be read" in found.findings.notes[0]
     # What it advises helps, as long as the entries are there.
     checkpoint.unlink(missing_ok=True)
     (checkpoint.parent / "_last_checkpoint").unlink()

@@ -251,7 +251,7 @@ class UndoLog:
             case ["moved", str(path), str(target)]:
                 self._move_back(path, target)
             case _:
-                raise Damaged(f"{self._logs} has an entry that is not known: {entry!r}")
+                raise Damaged(f"{self._logs} has an unknown entry: {entry!r}")
 
     def _cut(self, path: str, size: int) -> None:
         found = self._fs.stat(path)
@@ -473,7 +473,7 @@ class RollingFile:
         self._remove_folders(gone)
         if gone:
             parts.catalog.drop(gone)
-            log.info("%s: files of deleted runs are removed: %d", parts.context.name, len(gone))
+            log.info("%s: removed files of deleted runs: %d", parts.context.name, len(gone))
 
     def _sync(self, path: str, one: _OpenFile) -> None:
         """Syncs a file. Raises `AppenderFailed` if its name is nobody's, or another file's.

@@ -273,25 +273,23 @@ class RollingObjectSettings(Section):
 
     store: str = setting("", "a folder or s3://bucket/prefix; empty: Tailrace's own store")
     s3: Annotated[S3Settings | None, Field(repr=False)] = setting(
-        None, "how `store` is reached: the keys of the section `s3` of the settings"
+        None, "access to `store`, with the keys of the section `s3` of the settings"
     )
     path: Annotated[str, AfterValidator(_template)] = setting(
-        "logs/{service}/{date}/{fqn}/log.txt", "the object of an event, before it is numbered"
+        "logs/{service}/{date}/{fqn}/log.txt", "object of an event, without its number"
     )
     layout: Layout = setting(default_layout(), "how an event becomes a line")
-    compress: Literal["none", "gzip", "zstd"] = setting("none", "of objects")
+    compress: Literal["none", "gzip", "zstd"] = setting("none", "compression of objects")
     max_object_size: Bytes = setting(128 * _MIB, "a larger object gets no more lines")
     max_object_age: Seconds = setting(6 * 3600.0, "an object that is older gets no more lines")
     buffer_size: Bytes = setting(16 * _MIB, "lines that wait for the next checkpoint")
-    keep_objects: int = setting(0, "so many objects of each path are kept; 0: all", ge=0)
-    keep_bytes: BytesOrZero = setting(
-        0, "objects of each path up to so many bytes are kept; 0: all"
-    )
+    keep_objects: int = setting(0, "number of objects to keep of each path; 0: all", ge=0)
+    keep_bytes: BytesOrZero = setting(0, "bytes of objects to keep of each path; 0: all")
     keep_for: Seconds = setting(
-        0.0, "an object is removed when it was written so long ago; 0: never"
+        0.0, "an object is removed this long after its last write; 0: never"
     )
     on_delete: Literal["keep", "remove"] = setting(
-        "keep", "what becomes of the objects of a run that is deleted"
+        "keep", "whether objects of a deleted run are kept or removed"
     )
 
     @property
@@ -307,9 +305,11 @@ class RollingObjectSettings(Section):
         if self.on_delete == "remove" and PathTemplate(self.path).run_folders is None:
             raise ValueError("on_delete: remove needs {fqn} and {run} as folders in the path")
         if 0 < self.keep_for < self.max_object_age:
-            raise ValueError("keep_for is shorter than max_object_age: it is open for so long")
+            raise ValueError(
+                "keep_for is shorter than max_object_age, for which an object stays open"
+            )
         if self.s3 is not None and not self.store.startswith("s3://"):
-            raise ValueError("s3 is for a store s3://bucket/prefix")
+            raise ValueError("s3 applies only to a store s3://bucket/prefix")
         return self
 
 
@@ -413,7 +413,7 @@ class RollingObject:
         gone = [name for name in keys if is_deleted(name[len(self._prefix) :])]
         if gone:
             self._safely(lambda: objects.call(lambda store: store.delete(gone)))
-            log.info("%s: objects of deleted runs are removed: %d", self._name, len(gone))
+            log.info("%s: removed objects of deleted runs: %d", self._name, len(gone))
 
     def stop(self) -> None:
         if self._objects is not None:
@@ -465,7 +465,7 @@ class RollingObject:
         )
         if gone and context.holds():
             objects.call(lambda store: store.delete(gone))
-            log.info("%s: old objects are removed: %d", self._name, len(gone))
+            log.info("%s: removed old objects: %d", self._name, len(gone))
 
     # --- existing objects --------------------------------------------------------------------
 
@@ -503,7 +503,7 @@ class RollingObject:
             try:
                 found = objects.call(lambda store, p=path, n=number: store.head(self._key(p, n)))  # type: ignore[misc]
             except NotFound:
-                log.warning("%s: %s is gone, and another one begins", self._name, path)
+                log.warning("%s: %s is gone; a new object begins", self._name, path)
                 continue
             if found.size > size:  # somebody whose lease was over has written it
                 undo.cut(self._key(path, number), int(size))

@@ -82,7 +82,7 @@ class PathTemplate:
         self.template = template
         self.fields = tuple(_FIELD.findall(template))
         if set(_FIELD.sub("", template)) & set("{}"):
-            raise ValueError(f"{template!r} has a brace that nothing closes")
+            raise ValueError(f"{template!r} has a brace that is not closed")
         for field in self.fields:
             _column(field)
 
@@ -302,10 +302,10 @@ _UNCHANGED = -1
 class FileAccessSettings(Section):
     """Permissions, owner and group of files."""
 
-    file_permissions: Octal = setting("600", "of files, in octal and in quotes")
-    dir_permissions: Octal = setting("700", "of folders, in octal and in quotes")
-    owner: str = setting("", "user that files and folders are given to, by name or number")
-    group: str = setting("", "group that files and folders are given to, by name or number")
+    file_permissions: Octal = setting("600", "permissions of files, in octal and in quotes")
+    dir_permissions: Octal = setting("700", "permissions of folders, in octal and in quotes")
+    owner: str = setting("", "owner of files and folders, by name or number")
+    group: str = setting("", "group of files and folders, by name or number")
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +342,7 @@ class FileAccess:
                 os.chown(path, self.owner, self.group)
             except PermissionError as error:
                 raise AppenderFailed(
-                    f"{path} cannot be given away: {error.strerror}",
+                    f"{path}: its owner or group cannot be set: {error.strerror}",
                     hint="Only root gives files to another owner. A group must be one of the user"
                     " that runs the pipelines.",
                 ) from error

@@ -53,19 +53,19 @@ class RolledSettings(Section):
     """What becomes of files that were rolled."""
 
     names: Literal["sequence", "fixed_window", "timestamp"] = setting(
-        "sequence", "of files that were rolled"
+        "sequence", "names of rolled files"
     )
-    compress: Literal["none", "gzip", "zstd"] = setting("none", "of what was rolled")
-    keep_files: int = setting(0, "rolled files of a path that are kept; 0: all", ge=0)
+    compress: Literal["none", "gzip", "zstd"] = setting("none", "compression of rolled files")
+    keep_files: int = setting(0, "number of rolled files to keep of each path; 0: all", ge=0)
     keep_for: Seconds = setting(
-        0.0, "a file is removed when it was last written so long ago, rolled or not; 0: never"
+        0.0, "a file is removed this long after its last write, rolled or not; 0: never"
     )
-    keep_bytes: BytesOrZero = setting(0, "bytes of rolled files of a path that are kept; 0: all")
+    keep_bytes: BytesOrZero = setting(0, "bytes of rolled files to keep of each path; 0: all")
     quota_bytes: BytesOrZero = setting(
-        0, "bytes of all files of a tenant, rolled or not; the oldest are removed; 0: no limit"
+        0, "maximum size of a tenant's files; the oldest are removed; 0: no limit"
     )
     quota_folders: int = setting(
-        0, "so many folders of the path are a tenant; 0: the appender is one", ge=0
+        0, "number of leading folders of the path that make a tenant; 0: all files are one", ge=0
     )
 
 
@@ -486,24 +486,20 @@ _MIB: Final = 1 << 20
 class RollingFileSettings(RolledSettings, FileAccessSettings):
     """Where the files are, and when they are rolled."""
 
-    dir: str = setting(..., "the folder below which all files are")
-    path: str = setting("{fqn}.log", "the file of an event, below `dir`")
+    dir: str = setting(..., "folder of all files")
+    path: str = setting("{fqn}.log", "file of an event, below `dir`")
     layout: Layout = setting(default_layout(), "how an event becomes a line")
     max_file_size: Bytes = setting(100 * _MIB, "a file is rolled before it is larger")
     roll_every: Seconds = setting(
-        0.0, "files are rolled when such a period of UTC is over, as 1h or 1d; 0: never"
+        0.0, "files are rolled at the end of each such period in UTC, as 1h or 1d; 0: never"
     )
-    roll_idle: Seconds = setting(
-        0.0, "a file that nothing was written to for so long is rolled; 0: never"
-    )
-    idle_close: Seconds = setting(
-        1800.0, "a file that nothing was written to for so long is closed"
-    )
+    roll_idle: Seconds = setting(0.0, "a file is rolled after this time without a write; 0: never")
+    idle_close: Seconds = setting(1800.0, "a file is closed after this time without a write")
     max_open_files: int = setting(
-        200, "files that are open at once, and at most a quarter of `ulimit -n`", ge=1
+        200, "maximum number of open files; at most a quarter of `ulimit -n`", ge=1
     )
     on_delete: Literal["keep", "remove"] = setting(
-        "keep", "what becomes of the files of a run that is deleted"
+        "keep", "whether files of a deleted run are kept or removed"
     )
 
     @property

@@ -230,7 +230,7 @@ def test_an_operator_passes_over_what_its_condition_is_not_true_of() -> None:
 @pytest.mark.parametrize(
     ("operator", "says"),
     [
-        ({"type": "router"}, "'router' is none that the forwarder has; it has container, json"),
+        ({"type": "router"}, "'router' is not supported; use one of container, json"),
         ({"type": "csv_parser"}, "csv_parser"), ({}, "has a type"), ({"type": "regex_parser",
         "regex": "no groups"}, "named group"), ({"type": "json_parser", "parse_form": "body"},
         "parse_from"), ({"type": "json_parser", "parse_from": "elsewhere"}, "a field is"), ({"type":

@@ -225,7 +225,7 @@ def test_a_run_whose_state_does_not_read_holds_up_no_other(
     for _ in range(2):
         world.clock.now += 1_900_000
         assert [one["run"] for one in world.told()] in (["bad"], [])
-    assert caplog.text.count("the state of a.b/damaged does not read") == 1
+    assert caplog.text.count("the status of a.b/damaged cannot be read") == 1
     asyncio.run(world.lake.store.delete([place]))
     world.clock.now += 11_000
     assert [(one["run"], one["kind"]) for one in world.told()] == [("damaged", "silent")]
@@ -261,7 +261,7 @@ def test_what_is_not_taken_is_told_again(receiver: Receiver, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"rules": []}, "one at least"),
+        ({"rules": []}, "at least one rule"),
         ({"rules": [ERRORS, ERRORS]}, "a name of its own"),
         ({"rules": [{"name": "x"}]}, "either matches or run"),
         ({"rules": [{**ERRORS, "run": "failed"}]}, "either matches or run"),

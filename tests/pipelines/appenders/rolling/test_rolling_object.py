@@ -316,7 +316,7 @@ def test_what_cannot_be_is_refused() -> None:
     for given, says in (
         ({"path": "../x"}, "without"),
         ({"on_delete": "remove"}, "as folders"),
-        ({"store": "/x", "s3": {"region": "x"}}, "s3 is for a store"),
+        ({"store": "/x", "s3": {"region": "x"}}, "s3 applies only to a store"),
     ):
         with pytest.raises(ValidationError, match=says):
             RollingObjectSettings.model_validate(given)
