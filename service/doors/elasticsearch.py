@@ -51,6 +51,7 @@ from service.doors.records import (
     MOST_DEPTH,
     Attributes,
     DoorRecords,
+    Place,
     RecordSorter,
     RunRecords,
     RunRule,
@@ -87,6 +88,8 @@ _MOST_ITEMS: Final = 100_000
 _MOST_NAMED: Final = 20_000
 """Items with an id: the event loop looks at each of them."""
 _RESULT_BYTES: Final = 200
+_MOST_HELD: Final = 256
+"""Records that are held as objects before the sorter gets them."""
 _RESULTS: Final = 1024
 """Results that are objects at the same time."""
 _MOST_IN_DOCUMENT: Final = 20_000
@@ -241,19 +244,21 @@ class ElasticsearchDoor(Door):
 
     def reply(self, request: DoorRequest, records: DoorRecords, outcome: Outcome) -> Reply:
         bulk: _Bulk = records.items
-        ids = {
-            place: receipt.ulid + number
-            for run, receipt in outcome.receipts
-            for number, place in enumerate(run.places)
-        }
+        ids: dict[int, str] = {}
+        for run, receipt in outcome.receipts:
+            texts = ulids.encode_many(receipt.ulid, len(run.places))
+            ids.update(zip(run.places, texts, strict=True))
         errors = {place: error for places, error in outcome.refused for place in places}
         wrong = False
         pieces: list[bytes] = []
         for first in range(0, len(bulk.items), _RESULTS):
             some = bulk.items[first : first + _RESULTS]
-            answers = [_result(bulk, item, ids, errors) for item in some]
-            wrong = wrong or any("error" in said for each in answers for said in each.values())
-            pieces.append(orjson.dumps(answers)[1:-1])
+            usual = None if errors else _usual_results(some, ids)
+            if usual is None:
+                answers = [_result(bulk, item, ids, errors) for item in some]
+                wrong = wrong or any("error" in said for each in answers for said in each.values())
+                usual = orjson.dumps(answers)[1:-1]
+            pieces.append(usual)
         reply = _answer(request, 200, {"took": 0, "errors": wrong, "items": []})
         return reply._replace(body=b"%b[%b]}" % (reply.body[: -len("[]}")], b",".join(pieces)))
 
@@ -298,8 +303,29 @@ def _type_of(status: int) -> str:
     return "illegal_argument_exception" if status < 500 else "exception"
 
 
+def _usual_results(items: Sequence[_Item], ids: Mapping[int, str]) -> bytes | None:
+    """Returns the results of documents without an id that were stored; None if one is another."""
+    shared: dict[tuple[str, str], tuple[str, str]] = {}
+    pieces: list[str] = []
+    for item in items:
+        if item.error is not None or item.id or item.record < 0:
+            return None
+        kind = item.action, item.index
+        if kind not in shared:
+            before, _, after = orjson.dumps(_created(*kind, "\0")).decode().rpartition("\\u0000")
+            shared[kind] = before, after
+        before, after = shared[kind]
+        pieces += (before, ids[item.record], after)
+        pieces.append(",")
+    return "".join(pieces[:-1]).encode("utf-8", "replace")
+
+
+def _created(action: str, index: str, name: str) -> dict[str, Any]:
+    return {action: {"_index": index, "_id": name, **_DONE, "result": "created", "status": 201}}
+
+
 def _result(
-    bulk: _Bulk, item: _Item, ids: Mapping[int, int], errors: Mapping[int, Exception]
+    bulk: _Bulk, item: _Item, ids: Mapping[int, str], errors: Mapping[int, Exception]
 ) -> dict[str, Any]:
     """Returns the result of one item."""
     error = item.error or errors.get(item.record)
@@ -315,12 +341,10 @@ def _result(
         status = 429 if status in RETRYABLE else status
         reason = {"type": _type_of(status), "reason": message_of(error)}
         return {item.action: {**said, "status": status, "error": reason}}
-    done = {"_version": 1, "_seq_no": 0, "_primary_term": 1, "_shards": _SHARDS}
     if item.record >= 0:
-        said["_id"] = item.id or ulids.encode(ids[item.record])
-        return {item.action: {**said, **done, "result": "created", "status": 201}}
+        return _created(item.action, item.index, item.id or ids[item.record])
     if item.action == "index" and digest == item.digest:
-        return {item.action: {**said, **done, "result": "noop", "status": 200}}
+        return {item.action: {**said, **_DONE, "result": "noop", "status": 200}}
     reason = {
         "type": _CONFLICT,
         "reason": f"[{item.id}]: version conflict, document already exists; a record never changes",
@@ -328,7 +352,19 @@ def _result(
     return {item.action: {**said, "status": 409, "error": reason}}
 
 
-_SHARDS: Final = {"total": 1, "successful": 1, "failed": 0}
+_DONE: Final = {"_version": 1}
+
+
+@dataclass(slots=True)
+class _HeldRecords:
+    """Records of one place that follow one another; all of them have a time, or none has."""
+
+    place: Place
+    timed: bool
+    texts: list[bytes] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)
+    levels: list[str | None] = field(default_factory=list)
+    attributes: list[Attributes] = field(default_factory=list)
 
 
 class _BulkReader:
@@ -340,6 +376,10 @@ class _BulkReader:
         self._rule = rule
         self._ids = ids
         self._index = index
+        self._places: dict[str, Place] = {}
+        self._held: _HeldRecords | None = None
+        self._last_line = b""
+        self._last: _Item | None = None
 
     def read(self, body: bytes, bounds: Bounds) -> None:
         """Reads all items. Raises `InvalidInput` for a line that is no action, `TooLarge`."""
@@ -351,7 +391,7 @@ class _BulkReader:
                 raise TooLarge(f"a request has more than {_MOST_ITEMS} items", field="body")
             if number % 1024 == 0:
                 bounds.go_on()
-            item = self._action(line, number + 1)
+            item = self._same_action(line) or self._action(line, number + 1)
             self.bulk.items.append(item)
             self.bulk.reply_bytes += _RESULT_BYTES + 2 * (len(item.index) + len(item.id))
             if item.action == "delete":
@@ -362,6 +402,14 @@ class _BulkReader:
                 item.error = _refused_action(item.action)
             elif item.error is None:
                 self._document(item, document)
+        self._give()
+
+    def _same_action(self, line: bytes) -> _Item | None:
+        """Returns an item for an action without an id that stood before the last document, too."""
+        last = self._last
+        if line != self._last_line or last is None or last.id or last.error is not None:
+            return None
+        return _Item(last.action, last.index)
 
     def _action(self, line: bytes, number: int) -> _Item:
         try:
@@ -371,7 +419,12 @@ class _BulkReader:
         if isinstance(value, dict) and len(value) == 1:
             [(action, said)] = value.items()
             if action in _ACTIONS and isinstance(said, dict):
-                return self._item(action, said)
+                item = self._item(action, said)
+                self._last_line, self._last = (
+                    line,
+                    _Item(action, item.index, item.id, -1, item.error),
+                )
+                return item
         raise InvalidInput(
             f"Malformed action/metadata line [{number}]",
             field="body",
@@ -404,27 +457,71 @@ class _BulkReader:
             item.error = InvalidInput(str(error), field=error.field, hint=error.hint)
 
     def _add(self, item: _Item, document: dict[str, Any], line: bytes) -> None:
-        text = next((v for name in _MESSAGES if isinstance(v := document.get(name), str)), None)
-        time = time_of(document.get(_TIME))
+        name = next((n for n in _MESSAGES if isinstance(document.get(n), str)), "")
+        stamp = document.get(_TIME)
+        time = time_of(stamp)
         attributes: Attributes = {}
         _flatten(document, "", attributes, 0)
         level = None
         if not _LEVELS.isdisjoint(attributes):
             level = next((f for k in LEVEL_KEYS if (f := level_of(attributes.get(k)))), None)
-        place = self._rule.place(attributes, _DATE.sub("", item.index) or item.index)
+        place = self._place_of(item.index, attributes)
         if item.id and not self._claim(item, place.fqn, line):
             return
-        if text is None:
+        if not name:
             text, attributes = line.decode("utf-8", "replace").strip(), {}
         else:
-            attributes.pop(next(n for n in _MESSAGES if document.get(n) is text), None)
-            if not _FINE.search(attributes.get(_TIME, "")):
+            text = document[name]
+            attributes.pop(name, None)
+            if isinstance(stamp, int) or not _FINE.search(attributes.get(_TIME, "")):
                 attributes.pop(_TIME, None)
         attributes["_index"] = item.index
         if item.id:
             attributes["_id"] = item.id
-        item.record = self.sorter.count
-        self.sorter.add(place, text, time, level, attributes)
+        self._take(item, place, text, time, level, attributes)
+
+    def _place_of(self, index: str, attributes: Attributes) -> Place:
+        if not self._rule.names.isdisjoint(attributes):
+            return self._rule.place(attributes, _pipeline_of(index))
+        found = self._places.get(index)
+        if found is None:
+            found = self._places[index] = self._rule.place({}, _pipeline_of(index))
+        return found
+
+    def _take(
+        self,
+        item: _Item,
+        place: Place,
+        text: str,
+        time: int | None,
+        level: str | None,
+        attributes: Attributes,
+    ) -> None:
+        """Holds a record until the next one is of another place, or there are enough of them."""
+        held = self._held
+        if held is None or held.place != place or held.timed != (time is not None):
+            self._give()
+            held = self._held = _HeldRecords(place, time is not None)
+        try:
+            held.texts.append(text.encode())
+        except UnicodeEncodeError:
+            self._give()
+            item.record = self.sorter.count
+            self.sorter.add(place, text, time, level, attributes)
+            return
+        held.times.append(time or 0)
+        held.levels.append(level)
+        held.attributes.append(attributes)
+        item.record = self.sorter.count + len(held.texts) - 1
+        if len(held.texts) >= _MOST_HELD:
+            self._give()
+
+    def _give(self) -> None:
+        """Gives the sorter the records that are held."""
+        held, self._held = self._held, None
+        if held is not None and held.texts:
+            times = held.times if held.timed else None
+            self.sorter.add_all(held.place, held.texts, times, held.levels, held.attributes)
 
     def _claim(self, item: _Item, fqn: str, line: bytes) -> bool:
         """Returns true if no document with this id is known."""
@@ -443,6 +540,10 @@ class _BulkReader:
             item.first = first
             return False
         return True
+
+
+def _pipeline_of(index: str) -> str:
+    return _DATE.sub("", index) or index
 
 
 def _refused_action(action: str) -> InvalidInput:
@@ -467,7 +568,9 @@ def _flatten(value: Mapping[str, Any], prefix: str, found: Attributes, depth: in
     if depth > MOST_DEPTH:
         raise InvalidInput(f"a document is nested more than {MOST_DEPTH} deep", field="body")
     for name, item in value.items():
-        if isinstance(item, dict):
+        if type(item) is str:
+            found[prefix + name] = item
+        elif isinstance(item, dict):
             _flatten(item, f"{prefix}{name}.", found, depth + 1)
         elif item is not None:
             found[prefix + name] = value_text(item)

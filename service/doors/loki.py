@@ -18,9 +18,11 @@ Pipelines are separated by tokens and their rules.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Final
+
+import numpy as np
 
 from service.doors.door import (
     Door,
@@ -41,7 +43,15 @@ from service.doors.records import (
     parse_json,
     with_outer,
 )
-from service.doors.wire import FieldWalker
+from service.doors.wire import (
+    BYTES,
+    VARINT,
+    WIDE_WINDOW,
+    FieldSpans,
+    FieldWalker,
+    Ints,
+    decode_columns,
+)
 from service.http.body import Bounds
 from service.http.decode import INFLATERS
 from service.http.errors import HttpError
@@ -65,7 +75,10 @@ _ESCAPE: Final = re.compile(
 )
 _PLAIN: Final = dict(zip("abfnrtv\\\"'", "\a\b\f\n\r\t\v\\\"'", strict=True))
 _NANOSECONDS: Final = 1_000_000_000
+_MICROSECOND: Final = 1_000
 _MOST_DIGITS: Final = 20
+_LAST_SECOND: Final = 9_000_000_000
+_EXACT: Final = "time_unix_nano"
 
 
 class LokiDoor(Door):
@@ -174,11 +187,28 @@ class _EntryWriter:
         if not self._rule.names.isdisjoint(metadata):
             place = self._rule.place({**self._labels, **metadata}, self._fallback)
         level = (_level(metadata) or self._level) if metadata else self._level
-        microseconds, rest = divmod(nanoseconds, 1000)
+        microseconds, rest = divmod(nanoseconds, _MICROSECOND)
         if rest:
-            metadata = with_outer({"time_unix_nano": str(nanoseconds)}, "entry", metadata)
+            metadata = with_outer({_EXACT: str(nanoseconds)}, "entry", metadata)
         attributes = with_outer(self._labels, "label", metadata)
         self.sorter.add(place, line, microseconds, level, attributes)
+
+    def add_all(self, nanoseconds: Ints, lines: Sequence[bytes]) -> None:
+        """Adds entries of the stream that have no metadata, as `add` does for each."""
+        labels = self._labels
+        if not labels:
+            for _ in lines:
+                self.add(0, "", {})
+            return
+        attributes = [labels] * len(lines)
+        if (nanoseconds % _MICROSECOND).any():
+            outer = with_outer(labels, "label", {_EXACT: ""})
+            given = nanoseconds.tolist()
+            attributes = [
+                {**outer, _EXACT: str(time)} if time % _MICROSECOND else labels for time in given
+            ]
+        times: list[int] = (nanoseconds // _MICROSECOND).tolist()
+        self.sorter.add_all(self._place, lines, times, [self._level] * len(lines), attributes)
 
 
 def _level(attributes: Mapping[str, str]) -> str | None:
@@ -197,17 +227,47 @@ def _read_protobuf(walker: FieldWalker, writer: _EntryWriter) -> None:
     stream_type = _stream_type()
     try:
         for outer in walker.fields(1, 0, len(walker.data)):
-            spelled = walker.joined(1, outer.start, outer.end)
+            spelled, entries = walker.split(1, 2, outer.start, outer.end)
             writer.begin(parse_labels(valid_utf8(spelled)[0].decode()))
-            for window in walker.windows(2, outer.start, outer.end):
-                for entry in stream_type.FromString(window).entries:
-                    _read_entry(entry, walker, writer)
+            for wide in entries.windows(WIDE_WINDOW):
+                if _read_columns(wide, writer):
+                    continue
+                for window in wide.windows():
+                    for entry in stream_type.FromString(window.message()).entries:
+                        _read_entry(entry, walker, writer)
     except DecodeError as error:
         raise InvalidInput(
             f"the body is no PushRequest: {error}",
             field="body",
             hint="Check that it was compressed as announced and arrived whole.",
         ) from error
+
+
+def _read_columns(window: FieldSpans, writer: _EntryWriter) -> bool:
+    """Reads entries side by side; returns false if they need a parser, which also names faults.
+
+    They are UTF-8 and have no metadata.
+    """
+    data, count = window.data, len(window.starts)
+    entry = decode_columns(data, window.starts, window.ends, {1: BYTES, 2: BYTES, 3: BYTES})
+    if entry is None or len(entry[3].rows):
+        return False
+    time = decode_columns(data, entry[1].starts, entry[1].ends, {1: VARINT, 2: VARINT})
+    if time is None:
+        return False
+    of_rows = [time[part].values(len(entry[1].rows)) for part in (1, 2)]
+    seconds, rest = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    seconds[entry[1].rows], rest[entry[1].rows] = of_rows
+    if (seconds >= _LAST_SECOND).any() or (rest >= _NANOSECONDS).any():
+        return False
+    starts, ends = entry[2].spans(count)
+    lines = [data[start:end] for start, end in zip(starts, ends, strict=True)]
+    try:
+        b"\n".join(lines).decode()
+    except UnicodeDecodeError:
+        return False
+    writer.add_all(seconds * _NANOSECONDS + rest, lines)
+    return True
 
 
 def _read_entry(entry: Any, walker: FieldWalker, writer: _EntryWriter) -> None:
@@ -301,13 +361,34 @@ def _read_json(body: bytes, writer: _EntryWriter) -> None:
         if not isinstance(stream, dict):
             raise _wrong("a stream is not an object")
         writer.begin(_strings(stream.get("stream"), "stream"))
-        for value in _list(stream.get("values"), "values"):
+        values = _list(stream.get("values"), "values")
+        if _read_plain(values, writer):
+            continue
+        for value in values:
             if not isinstance(value, list) or len(value) not in (2, 3):
                 raise _wrong("a value is not [time, line] or [time, line, metadata]")
             if not isinstance(value[1], str):
                 raise _wrong("a line is not a string")
             metadata = _strings(value[2], "metadata") if len(value) > 2 else {}
             writer.add(_time(value[0]), value[1], metadata)
+
+
+def _read_plain(values: Sequence[Any], writer: _EntryWriter) -> bool:
+    """Reads entries that are pairs of strings; returns false if others are among them."""
+    if set(map(type, values)) != {list} or set(map(len, values)) != {2}:
+        return False
+    times, lines = zip(*values, strict=True)
+    if {*map(type, times), *map(type, lines)} != {str} or not all(map(str.isdigit, times)):
+        return False
+    if max(map(len, times)) > _MOST_DIGITS or not "".join(times).isascii():
+        return False
+    try:
+        encoded = list(map(str.encode, lines))
+        nanoseconds = np.array(list(map(int, times)), np.int64)
+    except (UnicodeEncodeError, OverflowError):
+        return False
+    writer.add_all(nanoseconds, encoded)
+    return True
 
 
 def _time(value: object) -> int:

@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+import numpy as np
 import orjson
 
 from service.doors.door import (
@@ -49,7 +50,20 @@ from service.doors.records import (
     value_text,
     with_outer,
 )
-from service.doors.wire import FieldWalker
+from service.doors.wire import (
+    BYTES,
+    FIXED32,
+    FIXED64,
+    VARINT,
+    WIDE_WINDOW,
+    FieldColumn,
+    FieldSpans,
+    FieldWalker,
+    Ints,
+    decode_columns,
+    encode_size,
+    encode_varint,
+)
 from service.http.body import Bounds
 from service.http.errors import HttpError
 from tailrace.logstore.errors import InvalidInput
@@ -63,6 +77,12 @@ _CODES: Final = {400: 3, 401: 16, 403: 7, 404: 5, 409: 9, 413: 8, 415: 3, 429: 8
 _INTERNAL: Final = 13
 _STEP: Final = 4
 _INT64: Final = 1 << 63
+_EXACT, _SEEN = "time_unix_nano", "observed_time_unix_nano"
+_SAID: Final = frozenset({_EXACT, _SEEN, "severity_text", "severity_number"})
+"""Attributes of a record that has none of its own."""
+
+Severity: TypeAlias = tuple[int, str]
+"""The number and the text of a severity."""
 
 
 class OtlpDoor(Door):
@@ -117,7 +137,7 @@ def _answer(request: DoorRequest, status: int, body: bytes, value: Mapping[str, 
 
 
 def _field(number: int, value: bytes) -> bytes:
-    return bytes((number << 3 | 2,)) + _varint(len(value)) + value
+    return encode_size(number, len(value)) + value
 
 
 def _text(number: int, value: str) -> bytes:
@@ -125,16 +145,7 @@ def _text(number: int, value: str) -> bytes:
 
 
 def _number(number: int, value: int) -> bytes:
-    return bytes((number << 3,)) + _varint(value)
-
-
-def _varint(value: int) -> bytes:
-    found = bytearray()
-    while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    found.append(value)
-    return bytes(found)
+    return bytes((number << 3,)) + encode_varint(value)
 
 
 class _RecordWriter:
@@ -159,6 +170,68 @@ class _RecordWriter:
             return self._place
         return self._rule.place({**self._outer, **own})
 
+    def add_all(
+        self,
+        texts: Sequence[bytes],
+        times: Ints,
+        observed: Ints,
+        severities: Sequence[Severity],
+        own: Mapping[int, Attributes],
+        said: Mapping[int, Attributes],
+    ) -> None:
+        """Adds records whose messages are UTF-8; `own` and `said` as in `add`, by their number.
+
+        All of them have a time, or none has.
+        """
+        kinds = {kind: self._kind(*kind) for kind in set(severities)}
+        levels = [kinds[kind][0] for kind in severities]
+        moments = np.where(times, times, observed)
+        seen = np.where(observed == times, 0, observed)
+        exact = np.where(times % 1000, times, 0)
+        attributes = self._shared(kinds, severities, exact.tolist(), seen.tolist())
+        strays: list[int] = []
+        for number in {*own, *said}:
+            named = {**said.get(number, {}), **kinds[severities[number]][1]}
+            _state_times(named, int(times[number]), int(observed[number]))
+            mine = own.get(number, {})
+            if not self._rule.names.isdisjoint(mine):
+                strays.append(number)
+            attributes[number] = self._merged(named, mine)
+        stated: list[int] | None = (moments // 1000).tolist() if moments.any() else None
+        if not strays:
+            self._sorter.add_all(self._place, texts, stated, levels, attributes)
+            return
+        for number, text in enumerate(texts):
+            place = self._place_of(own.get(number, {}))
+            moment = None if stated is None else stated[number]
+            self._sorter.add(place, text, moment, levels[number], attributes[number])
+
+    def _shared(
+        self,
+        kinds: Mapping[Severity, tuple[str | None, Attributes]],
+        severities: Sequence[Severity],
+        exact: Sequence[int],
+        seen: Sequence[int],
+    ) -> list[Attributes]:
+        """Returns the attributes of records that have none of their own."""
+        if not any(exact) and not any(seen):
+            made = {kind: self._merged({**stated}, {}) for kind, (_, stated) in kinds.items()}
+            return [made[kind] for kind in severities]
+        outer, found = self._outer, []
+        taken = not outer.keys().isdisjoint(_SAID)
+        for kind, time, observed in zip(severities, exact, seen, strict=True):
+            said = {**kinds[kind][1]}
+            if time:
+                said[_EXACT] = str(time)
+            if observed:
+                said[_SEEN] = str(observed)
+            if taken:
+                said = self._merged(said, {})
+            else:
+                said.update(outer)
+            found.append(said)
+        return found
+
     def add(
         self,
         body: object,
@@ -170,23 +243,38 @@ class _RecordWriter:
         said: Attributes,
     ) -> None:
         """Adds a record; `said` are fields of it that become attributes."""
+        level, stated = self._kind(number, text)
+        said.update(stated)
+        _state_times(said, time, observed)
+        moment = time or observed
+        place = self._place_of(own)
+        moment_us = moment // 1000 if moment else None
+        self._sorter.add(place, as_text(body), moment_us, level, self._merged(said, own))
+
+    def _kind(self, number: int, text: str) -> tuple[str | None, Attributes]:
+        """Returns the level of a severity, and what the level does not say of it."""
         level = level_of(number, "severitynumber") if number else level_of(text or None)
+        said: Attributes = {}
         if text and text.upper() != level:
             said["severity_text"] = text
         if number and (level is None or (number - 1) % _STEP):
             said["severity_number"] = str(number)
-        if time % 1000:
-            said["time_unix_nano"] = str(time)
-        if observed and observed != time:
-            said["observed_time_unix_nano"] = str(observed)
-        moment = time or observed
-        place = self._place_of(own)
+        return level, said
+
+    def _merged(self, said: Attributes, own: Attributes) -> Attributes:
+        """Returns all attributes of a record; `said` or `own` may become them."""
         own = with_outer(said, "log", own)
         if self._outer.keys().isdisjoint(own):
             own.update(self._outer)
-        else:
-            own = with_outer(self._resource, "resource", with_outer(self._scope, "scope", own))
-        self._sorter.add(place, as_text(body), moment // 1000 if moment else None, level, own)
+            return own
+        return with_outer(self._resource, "resource", with_outer(self._scope, "scope", own))
+
+
+def _state_times(said: Attributes, time: int, observed: int) -> None:
+    if time % 1000:
+        said[_EXACT] = str(time)
+    if observed and observed != time:
+        said[_SEEN] = str(observed)
 
 
 def as_text(value: object) -> str:
@@ -209,18 +297,116 @@ def _read_protobuf(walker: FieldWalker, writer: _RecordWriter) -> None:
             resource = Resource.FromString(walker.joined(1, outer.start, outer.end))
             attributes = _pairs(resource.attributes, walker)
             for inner in walker.fields(2, outer.start, outer.end):
-                scope = InstrumentationScope.FromString(walker.joined(1, inner.start, inner.end))
+                described, records = walker.split(1, 2, inner.start, inner.end)
+                scope = InstrumentationScope.FromString(described)
                 own = _pairs(scope.attributes, walker)
                 writer.begin(attributes, _scope(scope.name, scope.version, own))
-                for window in walker.windows(2, inner.start, inner.end):
-                    for record in ScopeLogs.FromString(window).log_records:
-                        _read_record(record, walker, writer)
+                for wide in records.windows(WIDE_WINDOW):
+                    if _read_columns(wide, walker, writer):
+                        continue
+                    for window in wide.windows():
+                        for record in ScopeLogs.FromString(window.message()).log_records:
+                            _read_record(record, walker, writer)
     except DecodeError as error:
         raise InvalidInput(
             f"the body is no ExportLogsServiceRequest: {error}",
             field="body",
             hint="Check that it was compressed as announced and arrived whole.",
         ) from error
+
+
+_TIME, _SEVERITY, _SEVERITY_TEXT, _BODY, _ATTRIBUTES = 1, 2, 3, 5, 6
+_DROPPED, _FLAGS, _TRACE, _SPAN, _OBSERVED, _EVENT = 7, 8, 9, 10, 11, 12
+_RECORD: Final = {
+    **dict.fromkeys((_TIME, _OBSERVED), FIXED64),
+    **dict.fromkeys((_SEVERITY, _DROPPED), VARINT),
+    **dict.fromkeys((_SEVERITY_TEXT, _BODY, _ATTRIBUTES, _TRACE, _SPAN, _EVENT), BYTES),
+    _FLAGS: FIXED32,
+}
+_OTHER_VALUES: Final = {2: VARINT, 3: VARINT, 4: FIXED64, 5: BYTES, 6: BYTES, 7: BYTES}
+"""Members of `AnyValue` that are no string."""
+_VALUE: Final = {1: BYTES, **_OTHER_VALUES}
+_SMALL_NUMBER: Final = 1 << 31
+_UINT32: Final = (1 << 32) - 1
+
+
+def _read_columns(window: FieldSpans, walker: FieldWalker, writer: _RecordWriter) -> bool:
+    """Reads records side by side; returns false if they need a parser, which also names faults.
+
+    Their bodies are strings, and all of them have a time or none has.
+    """
+    from google.protobuf.message import DecodeError
+
+    data, count = window.data, len(window.starts)
+    record = decode_columns(data, window.starts, window.ends, _RECORD, _ATTRIBUTES)
+    if record is None:
+        return False
+    body = record[_BODY]
+    string = decode_columns(data, body.starts, body.ends, _VALUE)
+    if string is None or any(len(string[number].rows) for number in _OTHER_VALUES):
+        return False
+    starts, ends = string[1]._replace(rows=body.rows[string[1].rows]).spans(count)
+    texts = [data[start:end] for start, end in zip(starts, ends, strict=True)]
+    times, observed = record[_TIME].values(count), record[_OBSERVED].values(count)
+    timed = (times | observed) != 0
+    numbers = record[_SEVERITY].values(count)
+    if timed.any() != timed.all() or (numbers >= _SMALL_NUMBER).any():
+        return False
+    walker.spend(len(record[_ATTRIBUTES].rows))
+    try:
+        b"\n".join(texts).decode()
+        names = _texts(data, record[_SEVERITY_TEXT], count)
+        said = _stated(data, record)
+        own = _own_pairs(data, record[_ATTRIBUTES], walker)
+    except (UnicodeDecodeError, DecodeError):
+        return False
+    severities = list(zip(numbers.tolist(), names, strict=True))
+    writer.add_all(texts, times, observed, severities, own, said)
+    return True
+
+
+def _texts(data: bytes, column: FieldColumn, count: int) -> list[str]:
+    starts, ends = column.spans(count)
+    return [data[start:end].decode() for start, end in zip(starts, ends, strict=True)]
+
+
+def _stated(data: bytes, record: Mapping[int, FieldColumn]) -> dict[int, Attributes]:
+    """Returns the fields of records that become attributes, by the number of the record."""
+    found: dict[int, Attributes] = {}
+    for field, name, shown in (
+        (_TRACE, "trace_id", bytes.hex),
+        (_SPAN, "span_id", bytes.hex),
+        (_FLAGS, "flags", None),
+        (_EVENT, "event_name", bytes.decode),
+        (_DROPPED, "dropped_attributes_count", None),
+    ):
+        column = record[field]
+        rows, starts, ends, numbers = (each.tolist() for each in column)
+        for row, start, end, number in zip(rows, starts, ends, numbers, strict=True):
+            if shown is None:
+                value = str(number & _UINT32) if number & _UINT32 else ""
+            else:
+                value = shown(data[start:end])
+            if value:
+                found.setdefault(row, {})[name] = value
+    return found
+
+
+def _own_pairs(data: bytes, column: FieldColumn, walker: FieldWalker) -> dict[int, Attributes]:
+    """Returns the attributes of records by the number of the record; equal ones are parsed once."""
+    from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+
+    found: dict[int, Attributes] = {}
+    known: dict[bytes, tuple[str, str]] = {}
+    spans = zip(column.rows.tolist(), column.starts.tolist(), column.ends.tolist(), strict=True)
+    for row, start, end in spans:
+        raw = data[start:end]
+        pair = known.get(raw)
+        if pair is None:
+            [pair] = _pairs((KeyValue.FromString(raw),), walker).items()
+            known[raw] = pair
+        found.setdefault(row, {})[pair[0]] = pair[1]
+    return found
 
 
 def _read_record(record: Any, walker: FieldWalker, writer: _RecordWriter) -> None:

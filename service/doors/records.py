@@ -24,7 +24,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, count
+from operator import add
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -177,14 +178,15 @@ class _Columns:
         """Encodes the metadata that is held as objects; returns its bytes."""
         before = self.meta.size
         if self.ts:
-            ends = list(accumulate(map(len, self.texts), initial=self.size))[1:]
+            ends = list(map(add, accumulate(map(len, self.texts)), count(self.size + 1)))
             try:
                 self.meta.add(RecordMeta(ends, self.ts, self.levels, self.attributes))
             except orjson.JSONEncodeError:  # half of a surrogate pair
                 whole = [_encodable(each) for each in self.attributes]
                 self.meta.add(RecordMeta(ends, self.ts, self.levels, whole))
             self.size = ends[-1]
-            self.text.append(b"".join(self.texts))
+            self.texts.append(b"")
+            self.text.append(b"\n".join(self.texts))
             self.texts, self.ts, self.levels, self.attributes = [], [], [], []
         return self.meta.size - before
 
@@ -236,19 +238,49 @@ class RecordSorter:
         except UnicodeEncodeError:
             encoded, more = encode_text(str(text))
             self.replaced += more
-        columns.texts.append(encoded + b"\n")
+        columns.texts.append(encoded)
         columns.ts.append(microseconds)
         columns.levels.append(level)
         columns.attributes.append(attributes or None)
         columns.places.append(number)
         if microseconds is not None:
             columns.timed = True
-        self._size += len(encoded) + 1
         self._pending += len(attributes)
         if self._pending >= _MOST_PENDING:
             self._encode_all()
         elif len(columns.ts) >= _GROUP:
             self._encode(columns)
+
+    def add_all(
+        self,
+        place: Place,
+        texts: Sequence[bytes],
+        microseconds: Sequence[int] | None,
+        levels: Sequence[str | None],
+        attributes: Sequence[Attributes],
+    ) -> None:
+        """Adds records of one place as `add` does, the usual ones all at once.
+
+        The texts are UTF-8. Without `microseconds` no record has a time. Raises `TooLarge`.
+        """
+        times: Sequence[int | None] = microseconds or [None] * len(texts)
+        columns = self._columns_between(place, microseconds or (self.now,))
+        if columns is None:
+            for text, moment, level, own in zip(texts, times, levels, attributes, strict=True):
+                self.add(place, text, moment, level, own)
+            return
+        widest = max(map(len, attributes))
+        step = max(min(_GROUP, _MOST_PENDING // max(widest, 1)), 1)
+        for start in range(0, len(texts), step):
+            part = slice(start, start + step)
+            columns.texts += texts[part]
+            columns.ts += times[part]
+            columns.levels += levels[part]
+            columns.attributes += [each or None for each in attributes[part]]
+            self._encode(columns)
+        columns.places.extend(range(self.count, self.count + len(texts)))
+        columns.timed = columns.timed or microseconds is not None
+        self.count += len(texts)
 
     def refuse(self, why: str) -> None:
         """Counts the next record as one that cannot be stored."""
@@ -284,6 +316,16 @@ class RecordSorter:
         self._last = place, day, found
         return found
 
+    def _columns_between(self, place: Place, microseconds: Sequence[int]) -> _Columns | None:
+        """Returns the columns of all these times; None if they are of several runs, or wrong."""
+        low, high = min(microseconds), max(microseconds)
+        if low < 0 or high > _LAST_MICROSECOND or (not place.run and low // _DAY != high // _DAY):
+            return None
+        try:
+            return self._columns(place, low)
+        except InvalidName:
+            return None
+
     def _encode_all(self) -> None:
         for columns in self._runs.values():
             self._encode(columns)
@@ -291,7 +333,9 @@ class RecordSorter:
 
     def _encode(self, columns: _Columns) -> None:
         self._bounds.go_on()
+        before = columns.size
         self._meta += columns.encode()
+        self._size += columns.size - before
         if self._meta > self._bounds.meta_bytes:
             raise TooLarge(
                 f"more than {self._bounds.meta_bytes} bytes beside the messages",

@@ -174,12 +174,37 @@ class Statement:
         """Returns the `limit` records whose own time comes first in the order of the request."""
         where = self._where(None) + live
         cut = f"{self._order('ts', *KEY_COLUMNS)} LIMIT {limit:d}"
+        if sources.copies and not asks_for_text(self._request.condition):
+            return self._by_time_of_copies(sources, where, limit, cut)
         # Only the table has no copies, which would take the places of other records.
         parts = [
             f"(SELECT {COLUMNS}, {number} AS source FROM {scan}{'' if number else cut})"  # noqa: S608
             for number, scan in sources.scans(where)
         ]
         return f"SELECT {COLUMNS} FROM ({self._once(parts, sources)}){cut}"  # noqa: S608
+
+    def _by_time_of_copies(self, sources: Scans, where: str, limit: int, cut: str) -> str:
+        """Looks for the time of the last record first, without any text.
+
+        Only records from that time on are then told from their copies. The unflushed ones come as a
+        stream, which is read once.
+        """
+        held, scans = "", list(sources.scans(where))
+        if "hot" in sources.names:
+            number, scan = next(each for each in scans if each[1].startswith("hot r"))
+            held = f"hot_rows AS MATERIALIZED (SELECT {COLUMNS} FROM {scan}), "  # noqa: S608
+            scans[scans.index((number, scan))] = number, "hot_rows r WHERE true"
+        best, sign = ("min", ">=") if self._request.descending else ("max", "<=")
+        times = " UNION ALL ".join([f"SELECT ts, {KEY} FROM {scan}" for _, scan in scans])  # noqa: S608
+        each = f"SELECT {best}(ts) AS ts FROM ({times}) GROUP BY {KEY}"  # noqa: S608
+        last = f"SELECT {best}(ts) AS ts FROM ({each}{self._order('ts')} LIMIT {limit:d})"  # noqa: S608
+        within = f" AND r.ts {sign} (SELECT ts FROM last_time)"  # noqa: S608
+        parts = [
+            f"(SELECT {COLUMNS}, {number} AS source FROM {scan}{within}{'' if number else cut})"  # noqa: S608
+            for number, scan in scans
+        ]
+        found = self._once(parts, sources)
+        return f"WITH {held}last_time AS ({last}) SELECT {COLUMNS} FROM ({found}) r{cut}"  # noqa: S608
 
     def windows(
         self,
@@ -207,9 +232,12 @@ class Statement:
             f"SELECT {key}{shown}, {number} AS source FROM {scan}"  # noqa: S608
             for number, scan in sources.scans(where)
         ]
-        names = ", ".join([*(f"v{n}" for n in range(len(self._grouped))), "number"])
+        names = [*(f"v{n}" for n in range(len(self._grouped))), "number"]
+        records = " UNION ALL ".join(parts)
+        if sources.copies:
+            records = self._oldest_of(records, [*names, "size"])
         counts = "count(*) AS lines, sum(size)::BIGINT AS bytes"
-        return f"SELECT {names}, {counts} FROM ({self._once(parts, sources)}) GROUP BY ALL"  # noqa: S608
+        return f"SELECT {', '.join(names)}, {counts} FROM ({records}) GROUP BY ALL"  # noqa: S608
 
     def attribute_names(self, sources: Scans, live: str = "") -> str:
         """Returns the names of attributes of records that match, each once."""
@@ -223,6 +251,12 @@ class Statement:
         if not sources.copies:
             return union
         return f"SELECT DISTINCT ON ({KEY}) * FROM ({union}) ORDER BY {KEY}, source, pos"  # noqa: S608
+
+    def _oldest_of(self, records: str, names: Sequence[str]) -> str:
+        """Returns these columns of each record once, as its oldest copy has them."""
+        pairs = ", ".join(f"{name} := {name}" for name in names)
+        oldest = f"arg_min(struct_pack({pairs}), (source::BIGINT << {_POS_BITS}) + pos)"
+        return f"SELECT unnest(r) FROM (SELECT {oldest} AS r FROM ({records}) GROUP BY {KEY})"  # noqa: S608
 
     def count(self, sources: Scans, after: RecordKey | None, live: str = "") -> str:
         """Counts the different records that match."""
@@ -278,12 +312,7 @@ class Statement:
         ]
         records = " UNION ALL ".join(parts)
         if sources.copies:
-            pairs = ", ".join(f"v{n} := v{n}" for n in range(len(fields)))
-            oldest = f"arg_min(struct_pack({pairs}), (source::BIGINT << {_POS_BITS}) + pos)"
-            records = (
-                f"SELECT unnest(r) FROM (SELECT {oldest} AS r"  # noqa: S608
-                f" FROM ({records}) GROUP BY {KEY})"
-            )
+            records = self._oldest_of(records, [f"v{n}" for n in range(len(fields))])
         return f"SELECT {names}, count(*) AS records FROM ({records}) GROUP BY ALL"  # noqa: S608
 
     def parameters(

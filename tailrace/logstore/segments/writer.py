@@ -7,6 +7,8 @@ only one slice besides the finished bytes. Equal batches, numbers and carry give
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -47,6 +49,7 @@ from tailrace.logstore.segments.slices import Limits, RecordSlice, by_ulid, slic
 Ints = NDArray[np.int64]
 _LEVELS = pa.array(LEVELS, pa.string())
 _LARGEST = (1 << 31) - 1
+_VALUES = operator.methodcaller("values")
 
 
 def record_batches(
@@ -156,7 +159,7 @@ def _attributes(batches: Batches, piece: RecordSlice) -> pa.Array:
     if not rows["meta"].any():
         return pa.nulls(len(piece.ends), ATTRIBUTES)
     own = has_record_meta(rows).tolist()
-    values: list[Sequence[tuple[str, str]] | None] = []
+    values: list[Mapping[str, str] | None] = []
     places: list[Ints] = []
     known: dict[str, int] = {}
     batch = zip(piece.batches.tolist(), piece.counts.tolist(), piece.firsts.tolist(), strict=True)
@@ -165,28 +168,42 @@ def _attributes(batches: Batches, piece: RecordSlice) -> pa.Array:
         if meta is not None:
             places.append(_add_values(values, meta.attributes[first : first + count]))
             continue
-        shared = _items(batches.constant_attributes(index))
+        shared = batches.constant_attributes(index)
         place = known.setdefault(repr(shared), len(values))
         if place == len(values):
             values.append(shared)
         places.append(np.full(count, place))
-    return pa.array(values, ATTRIBUTES).take(pa.array(np.concatenate(places)))
+    taken, found = np.concatenate(places), _maps(values)
+    whole = len(taken) == len(values) and bool((taken[1:] > taken[:-1]).all())
+    return found if whole else found.take(pa.array(taken))
 
 
 def _add_values(
-    values: list[Sequence[tuple[str, str]] | None], given: Sequence[Mapping[str, str] | None]
+    values: list[Mapping[str, str] | None], given: Sequence[Mapping[str, str] | None]
 ) -> Ints:
     """Adds attributes, those of neighbours once; returns where each record's are."""
-    places: list[int] = []
-    for at, each in enumerate(given):
-        if at == 0 or each != given[at - 1]:
-            values.append(_items(each))
-        places.append(len(values) - 1)
-    return np.array(places, dtype=np.int64)
+    differ = map(operator.ne, given, itertools.chain((None,), given))
+    new = np.fromiter(differ, np.bool_, len(given))
+    new[:1] = True
+    first = len(values)
+    values += given if new.all() else itertools.compress(given, new.tolist())
+    return np.cumsum(new) + (first - 1)
 
 
-def _items(attributes: Mapping[str, str] | None) -> list[tuple[str, str]] | None:
-    return None if attributes is None else list(attributes.items())
+def _maps(values: Sequence[Mapping[str, str] | None]) -> pa.Array:
+    """Returns attributes as a column, made of all keys and all values at once."""
+    sizes = np.fromiter(
+        (0 if each is None else len(each) for each in values), np.int32, len(values)
+    )
+    offsets = np.zeros(len(values) + 1, np.int32)
+    np.cumsum(sizes, out=offsets[1:])
+    there = [each for each in values if each]
+    keys = pa.array(itertools.chain.from_iterable(there), pa.string())
+    texts = pa.array(itertools.chain.from_iterable(map(_VALUES, there)), pa.string())
+    missing = None
+    if not sizes.all():
+        missing = pa.array([each is None for each in values], pa.bool_())
+    return pa.MapArray.from_arrays(offsets, keys, texts, ATTRIBUTES, mask=missing)
 
 
 T = TypeVar("T")

@@ -166,6 +166,34 @@ async def test_a_limit_takes_the_first_by_time_though_others_arrived_first(tmp_p
             assert (lines(newest), lines(oldest)) == (["1", "0"], ["5", "4"])
 
 
+async def test_copies_of_a_line_neither_fill_a_limit_nor_count_twice(tmp_path: Path) -> None:
+    """Lines that two nodes shipped, that the journal still holds, and that the table has, too."""
+    world, start = World(tmp_path), (END_S - 600) * 1_000_000
+    batches = []
+    for number in range(6):
+        # The times of one batch lie between those of the others.
+        times = [start + (number + 6 * n) * 1_000_000 for n in range(5)]
+        text = b"".join(b"%d\n" % (number + 6 * n) for n in range(5))
+        ends = [text.index(b"%d\n" % (number + 6 * n)) for n in range(1, 5)] + [len(text)]
+        attributes = [{"of": "all"}, None, {"of": "all"}, None, {"of": "all"}]
+        meta = RecordMeta(ends, times, [None] * 5, attributes)
+        batches.append((KEY, ulid.lowest_at(NOW_MS - 1000 * number), text, None, meta))
+    world.hot(batches[:4], known=False)
+    await world.segment(batches[1:], node="node-02")
+    await world.segment(batches[:5], node="node-03")
+    world.merge(batches[2:4], {})
+    async with engine_of(world) as engine, client_of(engine) as client:
+        for query in ('{run=~".+"}', '{run=~".+"} != "x"', '{run=~".+"} |~ "."', '{of="all"}'):
+            every = [n for n in range(30) if "of" not in query or n // 6 % 2 == 0]
+            for limit in (1, 2, 7, len(every), 100):
+                newest = await found(client, query, limit=limit)
+                oldest = await found(client, query, limit=limit, direction="forward")
+                assert lines(newest) == [str(n) for n in every[-limit:]]
+                assert lines(oldest) == [str(n) for n in every[:limit]]
+            total = await found(client, f"sum(count_over_time({query}[1h]))", step="1h")
+            assert [value for _, value in total[0]["values"]] == [str(len(every))]
+
+
 async def test_numbers(client: httpx.AsyncClient) -> None:
     volume = 'sum by (level, detected_level) (count_over_time({run=~".+"} | drop __error__[1h]))'
     result = await found(client, volume, step="1h")
