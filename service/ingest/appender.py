@@ -62,6 +62,7 @@ from tailrace.logstore import ulid as ulids
 from tailrace.logstore.batch import (
     AHEAD,
     MADE_AFTER_DELETION,
+    RecordMeta,
     RunKey,
     digest,
     has_record_meta,
@@ -364,12 +365,16 @@ class Appender:
             rows = found.rows
             equal = (rows["digest"] == digest(batch.text)) & (rows["size"] == len(batch.text))
             equal &= (rows["records"] == batch.records) & (rows["meta"] == len(batch.meta))
-            sent = decode_meta(batch.meta) if batch.meta else None
+            sent: RecordMeta | None = None
             for index in np.flatnonzero(equal).tolist():
                 row = rows[index]
                 if found.connectors[int(row["connector"])] != batch.connector:
                     continue
-                if ulid_of(row) > self._horizon(batch.key) and found.meta(index) == sent:
+                if ulid_of(row) <= self._horizon(batch.key):
+                    continue
+                if sent is None and batch.meta:  # nearly no batch has one that looks like it
+                    sent = decode_meta(batch.meta)
+                if found.meta(index) == sent:
                     return ulid_of(row), int(row["pos"]) + int(row["records"])
         return None
 
