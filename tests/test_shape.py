@@ -15,7 +15,7 @@ FOLDERS = ["service", "compactor", "tailrace", "client/tailrace_client"]
 
 # Lower these limits when the code gets better. Raise one only with a reason in the commit.
 MOST_MODULES = 389
-MOST_LINES = 129_235
+MOST_LINES = 129_294
 MOST_OF_ONE_IMPORTER = 71
 LEAST_MEDIAN = 300
 

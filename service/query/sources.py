@@ -48,7 +48,7 @@ from tailrace.logstore.batch import Batches, Indexes, RecordMeta, Rows, RunKey
 from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.errors import Damaged, NotFound, StoreUnavailable, Unavailable
 from tailrace.logstore.objects.store import ListedKey, ObjectInfo, ObjectStore, is_remote
-from tailrace.logstore.search.conditions import bounds_of_ts
+from tailrace.logstore.search.conditions import Condition, bounds_of_ts, may_hold_in
 from tailrace.logstore.segments.detect import Carry
 from tailrace.logstore.segments.file_format import (
     CARRIED,
@@ -101,9 +101,13 @@ class SearchedSegment:
         """Returns false only if it has no record in the time range."""
         return self.low <= tile.high and self.high >= tile.low
 
-    def may_hold(self, fqn: str | None, run: str | None) -> bool:
-        """Returns false only if it has no record of such a run."""
-        return any(fqn in (None, f) and run in (None, r) for f, r in self.runs)
+    def may_hold(self, request: QueryRequest) -> bool:
+        """Returns false only if it has no record of a run that the request asks for."""
+        fqn, run, condition = request.fqn, request.run, request.condition
+        return any(
+            fqn in (None, key.fqn) and run in (None, key.run) and may_hold_in(condition, key)
+            for key in self.runs
+        )
 
 
 class FooterCatalog:
@@ -293,6 +297,8 @@ class HotRecords:
 
     With `since`, records from this position on instead.
 
+    Without the runs whose names the `condition` rules out.
+
     With `start`, only records of runs that have records at or above this position. Earlier records
     of these runs are included, since a line without a level has the level of the line before.
     """
@@ -306,6 +312,7 @@ class HotRecords:
         run: str | None,
         start: int = 0,
         since: int | None = None,
+        condition: Condition | None = None,
     ) -> None:
         since = pin.confirmed_pos if since is None else since
         exact = RunKey(fqn, run) if fqn is not None and run is not None else None
@@ -314,7 +321,11 @@ class HotRecords:
         self._encode = encode
         rows = self._batches.rows
         wanted = np.array(
-            [fqn in (None, k.fqn) and run in (None, k.run) for k in self._batches.runs], np.bool_
+            [
+                fqn in (None, k.fqn) and run in (None, k.run) and may_hold_in(condition, k)
+                for k in self._batches.runs
+            ],
+            np.bool_,
         )
         self._kept = np.arange(len(rows)) if wanted.all() else np.flatnonzero(wanted[rows["run"]])
         self._times = times_ms(rows)[self._kept]
@@ -604,6 +615,7 @@ def held_view(sources: SearchSources, request: QueryRequest, pin: SearchPin) -> 
         request.fqn,
         request.run,
         since=0,
+        condition=request.condition,
     )
     report = SearchReport(nodes={pin.node}, missing=[STORE])
     _say_unreadable(sources, request, report)
@@ -680,7 +692,14 @@ def _looked_up(
         [one for one in above.found if not _is_above(one.key, bounds)] if bounds else above.found
     )
     nodes = {key[0] for one in listed if (key := keys.parse_segment(one.key))}
-    hot = HotRecords(pin, sources.encode, request.bounds, request.fqn, request.run)
+    hot = HotRecords(
+        pin,
+        sources.encode,
+        request.bounds,
+        request.fqn,
+        request.run,
+        condition=request.condition,
+    )
     version = sources.table.newest()
     # For nodes in `through`, the table may be ahead of that number.
     marks = version.marks(sorted({pin.node, *nodes, *bounds, *above.passed}))
@@ -716,7 +735,7 @@ async def _segments(
         for number, segment in zip(few, read, strict=True):
             segments[number] = segment
     found = [segment for segment in segments if segment is not None]
-    kept = [s for s in found if s.meets(request.bounds) and s.may_hold(request.fqn, request.run)]
+    kept = [s for s in found if s.meets(request.bounds) and s.may_hold(request)]
     report.segments_skipped = len(found) - len(kept)
     return kept
 

@@ -8,14 +8,16 @@ not have is false, and `Not` of it true.
 from __future__ import annotations
 
 import math
+import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from tailrace.logstore import ulid
+from tailrace.logstore.batch import RunKey
 from tailrace.logstore.errors import InvalidInput
 from tailrace.logstore.patterns import MOST_STARS, LinearRegex
 from tailrace.logstore.segments.file_format import LEVELS
@@ -262,6 +264,39 @@ def required(condition: Condition | None, column: str) -> str | None:
         if isinstance(part, Is) and not part.ignore_case and part.field == Column(column):
             return part.text
     return None
+
+
+def may_hold_in(condition: Condition | None, key: RunKey) -> bool:
+    """Returns false only if the condition holds for no record of the run, by its names alone."""
+    return condition is None or _held_in(condition, key) is not False
+
+
+def _held_in(condition: Condition, key: RunKey) -> bool | None:
+    """Returns whether it holds for the records of a run; None: that is a matter of each record."""
+    match condition:
+        case All(parts) | AnyOf(parts):
+            decisive = isinstance(condition, AnyOf)
+            found = [_held_in(part, key) for part in parts]
+            return decisive if decisive in found else None if None in found else not decisive
+        case Not(part):
+            held = _held_in(part, key)
+            return None if held is None else not held
+        case Contains(text, Column(name), False) if name in _OF_RUN:
+            return text in _OF_RUN[name](key)
+        case StartsWith(text, Column(name), False) if name in _OF_RUN:
+            return _OF_RUN[name](key).startswith(text)
+        case Is(text, Column(name), False) if name in _OF_RUN:
+            return _OF_RUN[name](key) == text
+        case OneOf(texts, Column(name), ()) if name in _OF_RUN:
+            return _OF_RUN[name](key) in texts
+    return None
+
+
+_OF_RUN: Final[Mapping[str, Callable[[RunKey], str]]] = {
+    "fqn": operator.attrgetter("fqn"),
+    "run_id": operator.attrgetter("run"),
+}
+"""Columns that are the same in all records of a run."""
 
 
 # Moments in the forms that people and programs write, as milliseconds since the epoch.
