@@ -32,6 +32,7 @@ from tests.servers.prometheus import why_no_prometheus
 from tests.servers.promtool import why_no_promtool
 from tests.servers.quick_java import QUICK
 from tests.servers.small_disks import why_no_small_disks
+from tests.servers.systemd import why_no_systemd
 from tests.servers.upgrading import why_no_upgrading_clients
 
 pytest_plugins = ["tests.repairs", "tests.stores"]
@@ -48,6 +49,7 @@ NEEDS: dict[str, tuple[str, Callable[[], str | None]]] = {
     "helm": ("Helm", why_no_helm),
     "prometheus": ("Prometheus", why_no_prometheus),
     "logrotate": ("logrotate", why_no_logrotate),
+    "systemd": ("systemd-analyze", why_no_systemd),
     "nginx": ("nginx", why_no_nginx),
     "openssl": ("openssl", why_no_openssl),
     "npm": ("npm", lambda: None if shutil.which("npm") else "no npm found; it comes with Node.js"),

@@ -537,9 +537,7 @@ class Examination:
         damaged = await check_table_log(store, Findings(say_fault))
         quarantined = await list_quarantined(store)
         if quarantined:
-            self._warning(
-                "table", f"{_counted(len(quarantined), 'segment')} are quarantined", _VERIFY
-            )
+            self._warning("table", f"segments in quarantine: {len(quarantined)}", _VERIFY)
         if damaged:
             return
         snapshot = await asyncio.to_thread(lambda: open_table(self.settings).snapshot())
@@ -554,13 +552,13 @@ class Examination:
         if seconds > _LAG_SECONDS:
             self._warning(
                 "table",
-                f"{_counted(len(waiting), 'segment')} wait to be compacted, the oldest for"
+                f"segments that wait to be compacted: {len(waiting)}, the oldest for"
                 f" {seconds / 3600:.0f} hours",
                 "Start a compactor (`tailrace compact --every 5m`), or see the log of the one that"
                 " runs: docs/operate/compaction.md.",
             )
         else:
-            self._ok("table", f"its log reads; {_counted(len(waiting), 'segment')} wait for it")
+            self._ok("table", f"its log reads; segments that wait for it: {len(waiting)}")
 
     async def _queue(self, store: ObjectStore) -> None:
         """Consumer groups: unreadable, evicted, behind, or with failed segments."""

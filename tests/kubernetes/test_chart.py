@@ -13,9 +13,11 @@ import yaml
 from service.settings import load_settings
 from tailrace.forwarder.config.load import read
 from tests.kubernetes.manifests import CHART, DEPLOY, FOLDER, FORMS, manifest, render
-from tests.servers.helm import helm, kubeconform
+from tests.servers.helm import helm, is_built, kubeconform
 
 SCHEMAS = Path(__file__).with_name("schemas")
+# Go builds Helm for minutes, so on a new machine one run in six does. Then each run uses it.
+BUILDS = 1 if is_built() else 6
 
 
 def objects(name: str) -> list[dict[str, Any]]:
@@ -37,7 +39,7 @@ def one(name: str, kind: str, ending: str = "") -> dict[str, Any]:
 
 
 @pytest.mark.helm
-@pytest.mark.in_turn(6, "helm")
+@pytest.mark.in_turn(BUILDS, "helm")
 @pytest.mark.parametrize("name", FORMS)
 def test_the_chart_makes_the_manifests_and_they_fit_the_schemas(name: str) -> None:
     text = manifest(name)
@@ -48,7 +50,7 @@ def test_the_chart_makes_the_manifests_and_they_fit_the_schemas(name: str) -> No
 
 
 @pytest.mark.helm
-@pytest.mark.in_turn(6, "helm")
+@pytest.mark.in_turn(BUILDS, "helm")
 def test_the_schemas_refuse_a_key_that_there_is_not() -> None:
     for right, wrong in [("podManagementPolicy", "podManagement"), ("endpoints:", "endpoint:")]:
         done = kubeconform(SCHEMAS, manifest("cluster").replace(right, wrong))
@@ -57,7 +59,7 @@ def test_the_schemas_refuse_a_key_that_there_is_not() -> None:
 
 
 @pytest.mark.helm
-@pytest.mark.in_turn(6, "helm")
+@pytest.mark.in_turn(BUILDS, "helm")
 @pytest.mark.parametrize("flags", FORMS.values(), ids=FORMS)
 def test_the_chart_is_clean(flags: list[str]) -> None:
     flags = [flag for flag in flags if "show-only" not in flag and "templates/" not in flag]
@@ -66,7 +68,7 @@ def test_the_chart_is_clean(flags: list[str]) -> None:
 
 
 @pytest.mark.helm
-@pytest.mark.in_turn(6, "helm")
+@pytest.mark.in_turn(BUILDS, "helm")
 @pytest.mark.parametrize(
     ("flags", "why"),
     [

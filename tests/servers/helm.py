@@ -27,6 +27,11 @@ def _folder() -> Path:
     return cache_folder(f"helm-{HELM.rpartition('@')[2]}-{KUBECONFORM.rpartition('@')[2]}")
 
 
+def is_built() -> bool:
+    """Whether an earlier run on this machine built them."""
+    return _folder().is_dir()
+
+
 @cache
 def why_no_helm() -> str | None:
     """A sentence that says why they cannot be had; None if they can. Builds them if need be."""

@@ -96,8 +96,8 @@ _HINTS: Final = {
     " store's prefix, and s3:ListBucket on the bucket.",
     "403": "Give the credentials the right to read, write, list and delete below the"
     " store's prefix, and s3:ListBucket on the bucket.",
-    "InvalidAccessKeyId": "The server does not know s3.access_key_id.",
-    "SignatureDoesNotMatch": "s3.secret_access_key does not belong to s3.access_key_id.",
+    "InvalidAccessKeyId": "Correct s3.access_key_id: the server does not know it.",
+    "SignatureDoesNotMatch": "Correct s3.secret_access_key: it is not that of s3.access_key_id.",
     "RequestTimeTooSkewed": "This machine's clock is wrong: set it right.",
     "NoSuchBucket": "Create the bucket, or correct `store`.",
     "PermanentRedirect": "The bucket is in another region: set s3.region.",
