@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -84,19 +84,24 @@ class CleanEnvironment:
 
     def serve_one_run(self) -> None:
         """Serves, takes a line and gives it back."""
-        port = free_port()
-        words = ["serve", "--port", str(port), "--data", str(self._folder / "data")]
-        with subprocess.Popen([self.program("tailrace"), *words], cwd=self._folder) as service:
-            try:
-                run = f"http://127.0.0.1:{port}{BASE}/shop.load/run-1"
-                wait_for(f"http://127.0.0.1:{port}/health/ready")
-                text = {"content-type": "text/plain"}
-                httpx.post(run, content=b"first\n", headers=text, timeout=60).raise_for_status()
-                assert httpx.get(f"{run}/download", timeout=60).text == "first\n"
-                found = httpx.get(f"http://127.0.0.1:{port}/query?q=first", timeout=60)
-                assert '"message":"first"' in found.text, found.text
-            finally:
-                service.terminate()
+        serve_one_run([self.program("tailrace")], self._folder)
+
+
+def serve_one_run(tailrace: Sequence[str], folder: Path) -> None:
+    """Has a command of ours serve in `folder`, take a line and give it back."""
+    port = free_port()
+    words = ["serve", "--port", str(port), "--data", str(folder / "data")]
+    with subprocess.Popen([*tailrace, *words], cwd=folder) as service:
+        try:
+            run = f"http://127.0.0.1:{port}{BASE}/shop.load/run-1"
+            wait_for(f"http://127.0.0.1:{port}/health/ready")
+            text = {"content-type": "text/plain"}
+            httpx.post(run, content=b"first\n", headers=text, timeout=60).raise_for_status()
+            assert httpx.get(f"{run}/download", timeout=60).text == "first\n"
+            found = httpx.get(f"http://127.0.0.1:{port}/query?q=first", timeout=60)
+            assert '"message":"first"' in found.text, found.text
+        finally:
+            service.terminate()
 
 
 def wait_for(url: str) -> None:
@@ -125,7 +130,7 @@ def _size(folder: Path) -> int:
 
 
 def main() -> int:
-    """Installs and serves for each Python here; says which are not."""
+    """Installs and serves for each Python here, says which are not, and serves by uvx."""
     with tempfile.TemporaryDirectory(prefix="tailrace-wheels-") as name:
         built = build_release(Path(name))
         for version, python in pythons():
@@ -137,6 +142,12 @@ def main() -> int:
             took = time.monotonic() - start
             environment.serve_one_run()
             print(f"{version}: {environment.added_bytes / 1e6:.0f} MB in {took:.0f} s, serves")
+        program = str(Path(sys.executable).with_name("uvx"))
+        uvx = ["env", "UV_SYSTEM_CERTS=true", program, "--python", sys.executable]
+        start, theirs = time.monotonic(), Path(name, "uvx")
+        (theirs / "service").mkdir(parents=True)  # a folder of a user's own
+        serve_one_run([*uvx, "--find-links", name, "tailrace"], theirs)
+        print(f"uvx: serves after {time.monotonic() - start:.0f} s")
     return 0
 
 
