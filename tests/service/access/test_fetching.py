@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import pytest
 
 from service.access import rules
 from service.access.rules import fetched
 from tailrace.logstore.errors import Unavailable
+from tests.servers.openssl import Authority, tls_before
 from tests.servers.ports import free_port
 
 
@@ -78,3 +83,25 @@ async def test_a_silent_issuer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> N
     async with issuer(b"") as (place, _):
         with pytest.raises(Unavailable, match=r"does not answer: .*Timeout"):
             await fetched(f"http://{place}/jwks")
+
+
+@pytest.mark.openssl
+async def test_certificates_are_checked_by_those_that_a_variable_names(tmp_path: Path) -> None:
+    ours = Authority(tmp_path, "ours")
+    certificate = [ours.certificate("good", "DNS:localhost")]
+    code = (
+        "import asyncio, sys, service.access.rules as r; print(asyncio.run(r.fetched(sys.argv[1])))"
+    )
+    async with issuer(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}") as (place, _):
+        with tls_before(int(place.partition(":")[2]), certificate) as port:
+            url = f"https://localhost:{port}/jwks"
+            child = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", code, url),
+                env={**os.environ, "SSL_CERT_FILE": str(ours.file)},
+                stdout=subprocess.PIPE,
+            )
+            out, _ = await child.communicate()
+    assert out == b"b'{}'\n"
+    with tls_before(free_port(), certificate) as port, pytest.raises(Unavailable) as refused:
+        await fetched(f"https://localhost:{port}/jwks")
+    assert "Certificate" in str(refused.value)
