@@ -27,8 +27,8 @@ from benchmarks.corpus import source
 from benchmarks.passes import fresh_table
 from compactor.ingest import ingest_all
 from compactor.report import PassReport
+from compactor.runner import make_session, open_compactor
 from compactor.settings import Compaction, CompactorSettings
-from compactor.setup import make_session, open_compactor
 from tailrace.logstore import keys
 from tailrace.logstore.table.table import open_table
 

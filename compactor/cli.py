@@ -32,9 +32,8 @@ from compactor.context import Compactor
 from compactor.listeners import configure as configure_log
 from compactor.listeners import listeners
 from compactor.passes import Passes
-from compactor.runner import once, repeat
+from compactor.runner import make_session, once, open_compactor, repeat
 from compactor.settings import CompactorSettings, load_settings
-from compactor.setup import make_session, open_compactor
 from compactor.spark.engine import submitted
 from compactor.spark.session import in_thread
 from tailrace.logstore.clock import SystemClock

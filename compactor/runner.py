@@ -1,4 +1,6 @@
-"""Runs passes: one, or one after another with a Spark that stays warm.
+"""Opens a compactor from settings, and runs its passes: one, or one after another.
+
+`open_compactor` alone distinguishes folders from other stores. Repeated passes keep Spark warm.
 
 The next pass begins when its time has come or when enough segments wait, whichever is first.
 Between passes Spark is kept for `idle_seconds` without work and then stopped, so that a quiet store
@@ -13,19 +15,27 @@ newer version (`UnsupportedVersion`) ends the pass at once: nothing is removed o
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
+from compactor.assignment import Alone, Assigner, open_assigner
 from compactor.cleanup import clean_up, expire
 from compactor.context import Compactor
 from compactor.ingest import ingest_all
+from compactor.placement import STAGING, FolderPlacement, ObjectPlacement, Placement
 from compactor.plan import SegmentBacklog
 from compactor.purge import purge
 from compactor.report import PassReport
 from compactor.rewrite import rewrite_hours
+from compactor.settings import CompactorSettings
 from compactor.skip_index import index_files
+from compactor.spark.engine import SparkWishes
+from compactor.spark.s3 import S3A
+from compactor.spark.session import Session
 from compactor.verify import find_left_out
+from tailrace.logstore.clock import Clock, Entropy, SystemClock, system_entropy
 from tailrace.logstore.errors import (
     Damaged,
     OutcomeUnknown,
@@ -33,8 +43,81 @@ from tailrace.logstore.errors import (
     Unavailable,
     UnsupportedVersion,
 )
+from tailrace.logstore.filesystem import Disk, FileSystem
+from tailrace.logstore.objects.config import open_store
+from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.table.table import open_table
 
 log = logging.getLogger("tailrace.compactor")
+
+
+def make_session(settings: CompactorSettings) -> Session:
+    """The Spark session of these settings, not started."""
+    compaction = settings.compaction
+    wishes = SparkWishes(
+        compaction.driver_memory,
+        compaction.master,
+        compaction.spark,
+        json_log=compaction.log_format == "json",
+    )
+    if settings.bucket:
+        return Session(wishes, S3A(settings.s3, compaction.jars))
+    return Session(wishes, folder=os.path.join(open_table(settings).uri, STAGING))
+
+
+@asynccontextmanager
+async def open_compactor(
+    settings: CompactorSettings,
+    session: Session,
+    reached: Callable[[str], None],
+    *,
+    alone: bool = False,
+) -> AsyncIterator[Compactor]:
+    """Opens a compactor of the settings' store for the time of the block.
+
+    With `alone` it takes no leases, as if no other existed: for one that only reads. Raises
+    `InvalidInput`, `StoreUnavailable`.
+    """
+    clock, entropy, disk = SystemClock(), system_entropy(), Disk()
+    table = open_table(settings)
+    async with (
+        open_store(settings, clock, entropy, disk) as store,
+        _assigner(settings, store, clock, entropy, disk, alone=alone) as assigner,
+    ):
+        placement: Placement = (
+            FolderPlacement(disk, table.uri) if settings.bucket is None else ObjectPlacement(store)
+        )
+        yield Compactor(
+            store,
+            table,
+            placement,
+            clock,
+            entropy,
+            settings.compaction,
+            session,
+            reached,
+            settings.queue.evict_after_hours,
+            assigner,
+            settings.runs,
+            settings.segments.max_bytes,
+        )
+
+
+@asynccontextmanager
+async def _assigner(
+    settings: CompactorSettings,
+    store: ObjectStore,
+    clock: Clock,
+    entropy: Entropy,
+    disk: FileSystem,
+    *,
+    alone: bool,
+) -> AsyncIterator[Assigner]:
+    if alone:
+        yield Alone()
+        return
+    async with open_assigner(settings, store, clock, entropy, disk) as assigner:
+        yield assigner
 
 
 async def once(
