@@ -35,7 +35,7 @@ from service.http.authorization import Gate
 from service.http.internal import answering_nodes, node_socket
 from service.http.server import Sharing, address, bound_socket, serving
 from service.metrics.workers import WorkerPlace
-from service.node import Node, QueryNode
+from service.node import Node
 from service.runtime.health import StoreCheck, by_name
 from service.runtime.process import (
     MARGIN_SECONDS,
@@ -46,7 +46,6 @@ from service.runtime.process import (
 )
 from service.settings import Settings
 from service.wiring import (
-    AnyNode,
     Machine,
     internal,
     make_app,
@@ -216,7 +215,7 @@ async def run(
 class _StartedNode(NamedTuple):
     """A started node, the check of its store, and the sockets for other nodes and for clients."""
 
-    node: AnyNode
+    node: Node
     check: StoreCheck
     asked: socket.socket | None
     bound: socket.socket
@@ -240,7 +239,7 @@ async def _begin(
     return _StartedNode(node, check, asked, bound)
 
 
-async def _stop_both(node: AnyNode, compacting: asyncio.Task[None]) -> None:
+async def _stop_both(node: Node, compacting: asyncio.Task[None]) -> None:
     """Stops the node, and the compactor meanwhile."""
     compacting.cancel()
     await asyncio.gather(node.stop(), asyncio.wait({compacting}))
@@ -254,9 +253,9 @@ def _machine() -> Machine:
     return Machine()
 
 
-def _left_behind(settings: Settings, node: AnyNode) -> int:
+def _left_behind(settings: Settings, node: Node) -> int:
     """The exit status: whether a stopped node has lines that only its disk has."""
-    if isinstance(node, QueryNode):
+    if node.only_reads:
         return 0
     left = _lines_left(node)
     if not left:
@@ -277,7 +276,7 @@ def _lines_left(node: Node) -> dict[RunKey, int]:
     """The number of lines in no segment by run, without deleted ones, oldest run first."""
     left: dict[RunKey, int] = {}
     with node.pin() as pin:
-        batches = pin.batches(start=node.journal.state.confirmed.end)
+        batches = pin.batches(start=node.writer.journal.state.confirmed.end)
         numbers, first = np.unique(batches.rows["run"], return_index=True)
         for number in numbers[np.argsort(first)].tolist():
             key, rows = batches.runs[number], batches.rows[batches.rows["run"] == number]
@@ -309,9 +308,9 @@ def _tell_places(settings: Settings, *, compacting: bool) -> None:
         log.info("a compactor makes the table, every %g s", settings.compaction.every_seconds)
 
 
-def _tell_torn(node: AnyNode) -> None:
+def _tell_torn(node: Node) -> None:
     """Logs torn tails: they were never acknowledged, but a failing disk looks the same."""
-    for tail in node.recovered.torn if isinstance(node, Node) else ():
+    for tail in () if node.only_reads else node.writer.recovered.torn:
         log.info(
             "%s: %d bytes at %d cannot be read and were moved into aside/: an interrupted write,"
             " or damage",
@@ -319,7 +318,7 @@ def _tell_torn(node: AnyNode) -> None:
         )
 
 
-async def _look_at_store(check: StoreCheck, machine: Machine, node: AnyNode) -> None:
+async def _look_at_store(check: StoreCheck, machine: Machine, node: Node) -> None:
     """Checks the store until it has answered, and reads damaged state objects again."""
     async with asyncio.TaskGroup() as group:
         group.create_task(check.run())
@@ -350,7 +349,7 @@ def _asked_at(asked: socket.socket | None, bound: socket.socket) -> str:
 
 @asynccontextmanager
 async def _answering(
-    settings: Settings, node: AnyNode, asked: socket.socket | None, gate: Gate | None
+    settings: Settings, node: Node, asked: socket.socket | None, gate: Gate | None
 ) -> AsyncIterator[None]:
     """Answers other nodes at their own address while the block runs, if it is configured."""
     if asked is None:

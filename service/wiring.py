@@ -13,7 +13,7 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from fastapi import APIRouter
@@ -31,7 +31,7 @@ from service.http.system import VerificationCommand, verify_command, verify_envi
 from service.metrics.declared import CompactorFile, MetricSources
 from service.metrics.scrape import scraper
 from service.metrics.workers import WorkerPlace, of_all
-from service.node import Node, QueryNode
+from service.node import Node
 from service.peers.handlers import Answers
 from service.peers.remote_feeds import RecordFeeds
 from service.peers.remote_lines import RecordsOfOthers
@@ -84,8 +84,6 @@ if TYPE_CHECKING:
 # A thread that waits for a hanging store is free again after as many deadlines.
 _TRIES_OF_A_SEARCH: Final = 2
 
-AnyNode: TypeAlias = Node | QueryNode
-
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -109,7 +107,7 @@ class Machine:
 
 def make_node(
     settings: Settings, machine: Machine, store: ObjectStore, check: StoreCheck, url: str = ""
-) -> AnyNode:
+) -> Node:
     """The node over the settings' store, not started. Call it inside the running loop.
 
     `url` is its address, which others get unless the settings have another one.
@@ -131,8 +129,7 @@ def make_node(
         inner = QuickSyncer(syncer_for(asyncio.get_running_loop()), machine.clock)
         return MeteredSyncer(inner, machine.clock, machine.fsync)
 
-    kind = QueryNode if settings.server.role == "query" else Node
-    return kind(
+    return Node(
         Seams(
             store=deadline,
             fs=machine.journal_fs,
@@ -183,7 +180,7 @@ def make_store_check(settings: Settings, machine: Machine, store: ObjectStore) -
     return StoreCheck(store, machine.clock, texts=runs.prefix, expiration_days=days)
 
 
-def make_sources(settings: Settings, node: AnyNode) -> QuerySources:
+def make_sources(settings: Settings, node: Node) -> QuerySources:
     """The sources of searches of a started node."""
     catalog = FooterCatalog()
     node.stored = partial(catalog.note, node.store)
@@ -201,7 +198,7 @@ def make_sources(settings: Settings, node: AnyNode) -> QuerySources:
     )
 
 
-def make_live(engine: QueryEngine, sources: QuerySources, node: AnyNode) -> LiveMatches:
+def make_live(engine: QueryEngine, sources: QuerySources, node: Node) -> LiveMatches:
     """Live searches, on the same node and sources as those of the engine."""
     return LiveMatches(
         engine,
@@ -215,7 +212,7 @@ def make_live(engine: QueryEngine, sources: QuerySources, node: AnyNode) -> Live
     )
 
 
-def make_feeds(sources: QuerySources, node: AnyNode) -> RecordFeeds | None:
+def make_feeds(sources: QuerySources, node: Node) -> RecordFeeds | None:
     """The new records of other nodes for live searches; None without a network."""
     peers = node.members.peers
     if peers is None:
@@ -226,7 +223,7 @@ def make_feeds(sources: QuerySources, node: AnyNode) -> RecordFeeds | None:
 
 
 def make_engine(
-    settings: Settings, machine: Machine, node: AnyNode, sources: QuerySources
+    settings: Settings, machine: Machine, node: Node, sources: QuerySources
 ) -> QueryEngine:
     """Searches of a started node. Its folder must be locked, as the scratch space is emptied."""
     data = os.path.abspath(settings.data)
@@ -246,7 +243,7 @@ def make_engine(
 
 
 def deletions_of(
-    node: AnyNode, *, hiding: bool = False
+    node: Node, *, hiding: bool = False
 ) -> Callable[[], Awaitable[Sequence[Deletion]]]:
     """Makes a function that returns the deletions that the node knows at each call.
 
@@ -261,7 +258,7 @@ def deletions_of(
     return deletions
 
 
-def make_queue(settings: Settings, node: AnyNode) -> SegmentQueue:
+def make_queue(settings: Settings, node: Node) -> SegmentQueue:
     """The segment queue of a started node; the node's own segments wake it."""
     seams = node.seams
     return SegmentQueue(
@@ -277,7 +274,7 @@ def make_queue(settings: Settings, node: AnyNode) -> SegmentQueue:
 def make_app(
     settings: Settings,
     machine: Machine,
-    node: AnyNode,
+    node: Node,
     engine: Callable[[], QueryEngine],
     live: LiveMatches,
     queue: SegmentQueue,
@@ -340,7 +337,7 @@ def make_app(
 
 def internal(
     settings: Settings,
-    node: AnyNode,
+    node: Node,
     scrape: Callable[[], Awaitable[bytes]] | None,
     gate: Gate | None,
 ) -> tuple[APIRouter, ...]:

@@ -88,8 +88,8 @@ OKLOG: tuple[DeclaredMetric, ...] = (
 
 
 def _failures_in_a_row(sources: MetricSources) -> int:
-    node = sources.writer
-    return max(node.run_logs.flusher.pending.worst, node.shipper.consecutive_failures)
+    shipper, flusher = sources.writer.shipper, sources.node.run_logs.flusher
+    return max(flusher.pending.worst, shipper.consecutive_failures)
 
 
 def _spelled(

@@ -26,10 +26,11 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.node import Node, QueryNode
+from service.node import Node
 from service.queue.queue import QueueCounters
 from service.runtime.counters import Distribution, HttpCounters, StoreCounters, SyncCounters
 from service.runtime.health import HealthProblem, StateWatch
+from service.writer import Writer
 from tailrace.coordination.leases import OURS, UPDATE_ERRORS, UPSTREAMS, CoordinationCounters, Count
 from tailrace.coordination.work_queue import ATTEMPTS, HELD, LAG, OLDEST, Measure, WorkQueue
 from tailrace.logstore.filesystem import FileSystem
@@ -47,7 +48,7 @@ class TakesNothing(Exception):
 class MetricSources:
     """The objects whose numbers the metrics show."""
 
-    node: Node | QueryNode
+    node: Node
     query: QueryEngine
     http: HttpCounters = field(default_factory=HttpCounters)
     store: StoreCounters = field(default_factory=StoreCounters)
@@ -60,11 +61,11 @@ class MetricSources:
     compactor_file: CompactorFile | None = None
 
     @property
-    def writer(self) -> Node:
-        """The node, for numbers of accepted lines. Raises `TakesNothing` if it only reads."""
-        if isinstance(self.node, QueryNode):
+    def writer(self) -> Writer:
+        """The parts that accept lines. Raises `TakesNothing` if the node only reads."""
+        if self.node.only_reads:
             raise TakesNothing
-        return self.node
+        return self.node.writer
 
     @property
     def now(self) -> float:

@@ -139,9 +139,7 @@ NODE: tuple[DeclaredMetric, ...] = (
         "Cookies with a ULID too far ahead.",
         lambda s: s.writer.appender.echoes_ignored,
     ),
-    counter(
-        "forks", "Times that the node found its folder to be a copy.", lambda s: s.writer.forks
-    ),
+    counter("forks", "Times that the node found its folder to be a copy.", lambda s: s.node.forks),
     gauge("journal_bytes", "Bytes of all journal files.", lambda s: s.writer.journal.bytes),
     gauge("journal_files", "Journal files.", lambda s: len(s.writer.journal.files)),
     gauge(

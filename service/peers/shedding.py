@@ -20,10 +20,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from service.journal.journal import Journal
 from service.runtime.environment import Seams
 from service.settings import NodesSettings
-from service.shipping.shipper import SegmentShipper
 from tailrace.coordination.lease import StoreTime
 from tailrace.logstore import keys
 from tailrace.logstore import ulid as ulids
@@ -187,24 +185,15 @@ class Shedding:
         return RetryBudget(self._clock, self._entropy, refusals=5)
 
 
-class Busy(Protocol):
-    """The parts of a node whose load is measured; after a fork, those of the new node."""
-
-    @property
-    def journal(self) -> Journal: ...
-    @property
-    def shipper(self) -> SegmentShipper: ...
-
-
 def open_shedding(
-    node: Busy, others: SheddingPeers, seams: Seams, settings: NodesSettings
+    fullness: Callable[[], float],
+    lag_seconds: Callable[[], float],
+    others: SheddingPeers,
+    seams: Seams,
+    settings: NodesSettings,
 ) -> Shedding:
-    """The shedding of a node."""
-    load = Load(
-        settings,
-        fullness=lambda: node.journal.fullness,
-        lag_seconds=lambda: node.shipper.unshipped.seconds,
-    )
+    """The shedding of a node: the share of its journal in use, and the lag of its shipper."""
+    load = Load(settings, fullness=fullness, lag_seconds=lag_seconds)
     time = StoreTime(seams.clock, seams.newest_date)
     return Shedding(others, seams.store, seams.clock, seams.entropy, time, load)
 

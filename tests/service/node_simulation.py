@@ -84,7 +84,7 @@ async def last_life(life: Life, clients: Clients, *, forks: bool = False) -> Non
     """Readers find all that was promised; clients go on; all is closed, stopped, swept."""
     node, clock = life.node, life.clock
     await node.start()
-    assert not node.recovered.found
+    assert not node.writer.recovered.found
     await check_reads(node, clients)
     await clients.go_on(node)
     await send_all_again(node, clients)

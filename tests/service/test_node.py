@@ -48,8 +48,8 @@ def test_a_node_starts_takes_lines_and_leaves_them_in_the_store() -> None:
         assert node.problems() == []
         await node.stop()
         assert not node.failed.done()
-        assert node.journal.state.confirmed.end == node.journal.next_pos
-        assert node.run_logs.flushed_pos == node.journal.next_pos
+        assert node.writer.journal.state.confirmed.end == node.writer.journal.next_pos
+        assert node.run_logs.flushed_pos == node.writer.journal.next_pos
         again = Life(fs, clock, seed=1).node
         await again.start()
         assert again.identity == node.identity
@@ -101,7 +101,7 @@ def test_a_new_node_takes_nothing_before_it_is_registered() -> None:
         with pytest.raises(NodeNotReady, match="its close is not recorded") as refused:
             await node.close_run(RUN)
         assert "Close the run again" in (refused.value.hint or "")
-        assert not node.journal.state.closes
+        assert not node.writer.journal.state.closes
         assert [node.ready] == [False]
         assert any("not registered yet" in problem for problem in node.problems())
         faults.clear()

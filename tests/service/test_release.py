@@ -27,8 +27,8 @@ _SETTINGS = settings_with(SMALL, journal={"max_bytes": _MOST})
 
 def kept_by(node: Node) -> list[JournalFile]:
     """Files that are not needed for segments any more."""
-    confirmed = node.journal.state.confirmed.end
-    return [file for file in node.journal.files if file.end_pos <= confirmed]
+    confirmed = node.writer.journal.state.confirmed.end
+    return [file for file in node.writer.journal.files if file.end_pos <= confirmed]
 
 
 def _is_run_log(call: str) -> bool:
@@ -43,23 +43,25 @@ def test_run_logs_that_lag_are_made_from_segments_and_the_end_of_the_journal() -
         store = FaultyStore(open_store(fs, clock, Random(1)), schedule)
         node = Life(fs, clock, settings=_SETTINGS, store=store).node
         await node.start()
-        while node.journal.bytes <= _MOST // 2:
+        while node.writer.journal.bytes <= _MOST // 2:
             await clients.send(node, clock, RUN)
             await clock.sleep(0.05)
-        first = begin = node.journal.files[0].first_pos
-        while node.journal.state.confirmed.end < node.journal.next_pos:
+        first = begin = node.writer.journal.files[0].first_pos
+        while node.writer.journal.state.confirmed.end < node.writer.journal.next_pos:
             await clock.sleep(0.01)
-            if node.journal.files[0].first_pos > begin:  # a release gave away all but the newest
-                begin = node.journal.files[0].first_pos
+            if (
+                node.writer.journal.files[0].first_pos > begin
+            ):  # a release gave away all but the newest
+                begin = node.writer.journal.files[0].first_pos
                 assert sum(file.size for file in kept_by(node)) <= _KEPT
         assert begin > first
         await clock.sleep(30)
         assert schedule.fired > 0
         assert node.run_logs.flushed_pos == 0
-        confirmed = node.journal.state.confirmed.end
-        assert confirmed == node.journal.next_pos
+        confirmed = node.writer.journal.state.confirmed.end
+        assert confirmed == node.writer.journal.next_pos
         assert len(kept_by(node)) > 1, "the newest file stays in any case"
-        assert node.journal.bytes <= _MOST // 2
+        assert node.writer.journal.bytes <= _MOST // 2
         faults.clear()
         await clock.sleep(120)
         assert node.run_logs.flushed_pos == confirmed

@@ -213,7 +213,7 @@ def test_a_loop_that_met_an_error_goes_on() -> None:
         server.outage.words.clear()
         await server.passes(minutes=4)
         assert server.node.run_logs.sweeper.last_error is None
-        assert server.node.run_logs.flushed_pos == server.node.journal.next_pos
+        assert server.node.run_logs.flushed_pos == server.node.writer.journal.next_pos
 
     play(scenario, settings=settings)
 

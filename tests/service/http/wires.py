@@ -264,7 +264,7 @@ class Side:
 
     def stored(self, since: int = 0) -> list[tuple[str, bytes, int]]:
         """(run, text, records) of the journal's batches, in order; `since` is how many to pass."""
-        with self.node.journal.pin() as pin:
+        with self.node.writer.journal.pin() as pin:
             batches = pin.batches()
             return [
                 (

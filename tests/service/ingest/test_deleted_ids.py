@@ -93,8 +93,8 @@ def test_it_reaches_what_is_not_synced_yet_also_of_a_run_that_memory_forgot(
         for number in range(3 * crowded):
             other = IncomingBatch(RunKey("other", str(number)), b"x\n", 1, 1, durability=durability)
             await node.append(other)
-        assert (node.appender.active.peek(RUN) is None) == crowded
-        assert (node.journal.synced_pos == 0) == (durability == "fast")
+        assert (node.writer.appender.active.peek(RUN) is None) == crowded
+        assert (node.writer.journal.synced_pos == 0) == (durability == "fast")
         await delete(node, what)
         await check_gone(node, clock, batch)
         await node.stop()
@@ -118,8 +118,8 @@ def test_it_reaches_what_only_the_journal_of_an_earlier_start_holds(what: str) -
         again = Life(fs, clock, seed=1, store=store).node
         await again.start()
         await clock.sleep(1.0)
-        assert again.journal.state.confirmed.end == 0, "no segment got away"
-        assert again.appender.active.peek(RUN) is None
+        assert again.writer.journal.state.confirmed.end == 0, "no segment got away"
+        assert again.writer.appender.active.peek(RUN) is None
         await delete(again, what)
         faults.clear()
         await check_gone(again, clock, batch)

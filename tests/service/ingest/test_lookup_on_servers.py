@@ -50,7 +50,9 @@ def test_batches_that_memory_and_journal_have_forgotten_are_known() -> None:
         again = Life(fs, clock, seed=1, settings=FEW).node
         await again.start()
         await clock.sleep(10)
-        assert again.journal.files[0].first_pos >= 2 * len(RUNS), "the journal has let go of them"
+        assert again.writer.journal.files[0].first_pos >= 2 * len(RUNS), (
+            "the journal has let go of them"
+        )
         for turn in range(2):
             for key in RUNS:
                 assert (await again.append(sent(key, turn))).duplicate

@@ -288,7 +288,7 @@ def test_with_a_hanging_store_one_batch_waits_and_not_each() -> None:
         await clock.sleep(11.0)
         # The answers are there again: what only the store knows is known.
         assert (await again.append(sent(OTHERS[0], 1))).duplicate
-        assert again.appender.duplicates == 1
+        assert again.writer.appender.duplicates == 1
         text = b"".join(b"%d\n" % number for number in range(100, 140))
         assert await downloaded(again, OTHERS[2]) == text
         await again.stop()
@@ -304,7 +304,7 @@ def test_an_answer_that_comes_late_still_counts() -> None:
         await node.start()
         store.gate.clear()
         await node.append(sent(OTHERS[0], 1))
-        run = node.appender.active.peek(OTHERS[0])
+        run = node.writer.appender.active.peek(OTHERS[0])
         assert run is not None
         known = [run.complete]
         store.gate.set()
@@ -332,7 +332,7 @@ def test_other_bytes_that_nobody_could_compare_are_no_copy_and_stay() -> None:
         again = Life(fs, clock, seed=1, store=store).node
         await again.start()
         await clock.sleep(10.0)
-        assert again.journal.files[0].first_pos == 1, "the journal has let go of it"
+        assert again.writer.journal.files[0].first_pos == 1, "the journal has let go of it"
         store.gate.clear()
         ulid = sent(OTHERS[0], 1).ulid
         other = IncomingBatch(OTHERS[0], b"other\n", 1, 1, ulid)

@@ -63,13 +63,13 @@ def test_a_bit_that_turned_is_found_before_it_is_sealed(where: str) -> None:
             "text": at + 5,
             "meta": at + int(row["size"]) + 2,
         }[where]
-        (file,) = [file for file in node.journal.files if file.first_pos <= 3 < file.end_pos]
+        (file,) = [file for file in node.writer.journal.files if file.first_pos <= 3 < file.end_pos]
         flip(fs, file.path, place)
         await clock.sleep(40.0)
         whole = [*TEXTS[:3], *TEXTS[4:]]
         assert await stored(node) == whole
         assert await downloaded(node, RUN) == b"".join(whole)
-        assert len(node.recovered.found) == 1
+        assert len(node.writer.recovered.found) == 1
         assert any("not what was synced" in problem for problem in node.problems())
         await node.append(incoming(b"8 and it goes on\n"))
         await node.stop()
@@ -92,10 +92,10 @@ def test_entries_that_are_whole_are_shipped_whole() -> None:
             connector = None if number % 3 else f"agent-{number % 4}"
             await node.append(IncomingBatch(key, text, 1, 1, connector=connector))
             sent.append(text)
-        assert len(node.journal.files) > 3
+        assert len(node.writer.journal.files) > 3
         await clock.sleep(40.0)
         assert await stored(node) == sent
-        assert node.recovered.found == []
+        assert node.writer.recovered.found == []
         await node.stop()
 
     simulate(go, start_ms=START_MS)

@@ -134,12 +134,12 @@ def test_a_burst_of_deletions_begins_one_file() -> None:
     async def scenario(server: Server) -> None:
         for run in runs:
             await server.append("line\n", run)
-        files = len(server.node.journal.state.files)
+        files = len(server.node.writer.journal.state.files)
         for run in runs:
             await server.delete(run)
             await server.passes(seconds=1)
         await server.passes(minutes=10)
-        assert len(server.node.journal.state.files) == files + 1
+        assert len(server.node.writer.journal.state.files) == files + 1
 
     play(scenario)
 

@@ -145,7 +145,7 @@ def test_the_metrics_of_a_store_that_fails(tmp_path: Path) -> None:
 
     async def outages(node: Node, clock: VirtualClock) -> None:
         watched.outage.words = {f"put {keys.SEGMENTS}"}
-        while node.journal.fullness < 0.7:
+        while node.writer.journal.fullness < 0.7:
             await clients.send(node, clock, RUN)
         await clock.sleep(30)
         watched.outage.words = {keys.RUNS}

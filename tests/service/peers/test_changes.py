@@ -98,11 +98,11 @@ def test_a_close_waits_for_a_node_that_is_silent_and_goes_on_when_it_returns() -
         await world.clients.send(a, clock, RUN)
         board.sever("a-1", "b-2")
         assert await a.close_run(RUN) == "closing"
-        assert a.journal.state.closes
+        assert a.writer.journal.state.closes
         board.heal()
         await until_closed([a, b], clock, RUN)
         await clock.sleep(30.0)
-        assert not a.journal.state.closes
+        assert not a.writer.journal.state.closes
         assert len(batches_in(await downloaded(b, RUN))) == 2
 
     world.play(go)
@@ -248,7 +248,7 @@ def test_a_deletion_names_who_is_silent_and_reaches_it_when_it_returns() -> None
         assert a.untold(*RUN) == ()
         await world.clients.send(a, clock, OTHER)  # with whose entry the end is written
         await clock.sleep(1.0)
-        assert not a.journal.state.tombstones
+        assert not a.writer.journal.state.tombstones
         assert b.run_logs.deletions.horizon(RUN) == horizon
         assert not await exists(b, RUN)
         assert ahead.ulid is not None
@@ -396,6 +396,6 @@ def test_what_is_deleted_stays_deleted_whoever_is_killed(seed: int) -> None:
         for key in (RUN, OTHER):
             for node in nodes:
                 world.clients.check(key, await text_of(node, key), where="log", ordered=False)
-        assert not any(node.journal.state.tombstones for node in nodes)
+        assert not any(node.writer.journal.state.tombstones for node in nodes)
 
     world.play(end)

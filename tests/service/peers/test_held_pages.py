@@ -145,7 +145,7 @@ def test_no_other_line_is_taken_for_one_that_came_while_the_store_was_silent() -
             await world.clients.send(b, clock, OTHER, durability="bulk")
         await b.run_logs.flusher.flush(OTHER)
         await clock.sleep(60.0)
-        with b.journal.pin() as pin:
+        with b.writer.journal.pin() as pin:
             assert len(pin.batches(run=RUN).rows) == 0, "b has let the line go"
         first = replace(world.clients.sent[0], durability="durable")
         reader = Reader()

@@ -208,7 +208,7 @@ def test_a_close_that_was_about_to_seal_waits_for_what_came_meanwhile(
         # Nobody has written down that it closes: a waits, b is gone, and c has no line of it.
         assert (manifest.state, b.identity.node in manifest.writers) == ("open", True)
         over.set()
-        while a.journal.state.closes:
+        while a.writer.journal.state.closes:
             await clock.sleep(0.1)
         assert (await a.run_logs.manifests.get(RUN)).manifest.state == "closed"
         assert len(batches_in(await downloaded(a, RUN))) == 2

@@ -80,7 +80,7 @@ def test_a_finished_close_is_not_taken_up_again(stopped: bool) -> None:
         await node.append(sent(clock, b"one\n"))
         assert await node.close_run(RUN) == "closed"
         await clock.sleep(2.0)
-        assert node.journal.state.closes == {}
+        assert node.writer.journal.state.closes == {}
         await (node.stop() if stopped else killed(fs, life))
         for start in range(2):
             again = Life(fs, clock, seed=start + 1)
@@ -195,7 +195,7 @@ def test_a_finished_deletion_is_not_done_again_and_brings_no_forgotten_record_ba
         await node.delete_run(runs[0])
         await node.delete_pipeline("p")
         await clock.sleep(2.0)
-        assert node.journal.state.tombstones == {}
+        assert node.writer.journal.state.tombstones == {}
         await node.stop()
 
         store = FaultyStore(open_store(fs, clock, Random(1)), Schedule({}))
@@ -227,13 +227,13 @@ def test_a_deletion_that_was_not_finished_is_finished_by_the_next_start() -> Non
         with pytest.raises(BaseException, match=keys.DELETED):
             await node.delete_run(RUN)
         store.schedule = Schedule({})
-        assert list(node.journal.state.tombstones) == [tuple(RUN)]
+        assert list(node.writer.journal.state.tombstones) == [tuple(RUN)]
         await node.stop()
         again = await begun(Life(fs, clock, seed=1, store=store))
         assert len([info async for info in store.list(keys.DELETED)]) == 1
         await clock.sleep(2.0)
-        assert again.journal.state.tombstones == {}
-        assert again.journal.state.deleted.all().keys() == {tuple(RUN)}
+        assert again.writer.journal.state.tombstones == {}
+        assert again.writer.journal.state.deleted.all().keys() == {tuple(RUN)}
         await again.stop()
 
     live(scenario)
@@ -254,7 +254,7 @@ def test_what_is_deleted_is_refused_after_a_start_without_the_store() -> None:
         faults = dict.fromkeys(range(1, 100_000), Fault.UNAVAILABLE)
         store = FaultyStore(open_store(fs, clock, Random(1)), Schedule(faults))
         again = await begun(Life(fs, clock, seed=1, store=store))
-        assert again.journal.state.tombstones == {}
+        assert again.writer.journal.state.tombstones == {}
         with pytest.raises(RunDeleted):
             await again.append(batch)
         plain = IncomingBatch(RUN, b"anew\n", 1, 1)

@@ -79,7 +79,7 @@ def test_a_node_that_runs_goes_on(body: bytes) -> None:
         assert not node.failed.done()
         assert node.forks == 0
         mark = await read_watermark(copies.store(clock), node.identity.node)
-        assert mark.seq == node.journal.state.confirmed.seq
+        assert mark.seq == node.writer.journal.state.confirmed.seq
         await node.stop()
 
     copies.play(go)

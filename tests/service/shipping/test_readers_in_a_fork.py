@@ -37,7 +37,7 @@ def texts(pin: JournalPin) -> list[bytes]:
 
 async def take_next_number(node: Node) -> None:
     """Somebody else's segment stands where the next one of the node belongs."""
-    seq = node.journal.state.last_cut().seq + 1
+    seq = node.writer.journal.state.last_cut().seq + 1
     await node.store.put(keys.segment(node.identity.node, seq), b"somebody else's")
 
 
@@ -62,7 +62,7 @@ def test_what_a_reader_holds_stays_while_the_new_journal_lets_it_go() -> None:
         for _ in range(60):
             await clients.send(node, clock, RUN)
         held = node.pin()
-        files = [file.path for file in node.journal.files]
+        files = [file.path for file in node.writer.journal.files]
         before = texts(held)
         assert len(before) == 60
         assert len(files) > 2
@@ -73,13 +73,13 @@ def test_what_a_reader_holds_stays_while_the_new_journal_lets_it_go() -> None:
             await clients.send(node, clock, RUN)
         later = node.pin()
         beyond = texts(later)
-        files += [file.path for file in node.journal.files if file.path not in files]
+        files += [file.path for file in node.writer.journal.files if file.path not in files]
         await until_forked(node, clock, 2)
         for _ in range(60):
             await clients.send(node, clock, RUN)
             await clock.sleep(1.0)
         await clock.sleep(30.0)
-        assert not {file.path for file in node.journal.files} & set(files), "all were let go"
+        assert not {file.path for file in node.writer.journal.files} & set(files), "all were let go"
         assert texts(held) == before
         assert texts(later) == beyond
         assert all(fs.stat(path) is not None for path in files)

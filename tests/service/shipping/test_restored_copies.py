@@ -119,8 +119,8 @@ def test_by_every_kind_of_append(durability: Durability, named: bool, away_secon
             await clock.sleep(10.0)
         assert node.forks == 1
         if durability == "bulk":  # what was promised stands in the store, under the new name
-            confirmed = node.journal.state.confirmed.end
-            assert confirmed == node.journal.next_pos
+            confirmed = node.writer.journal.state.confirmed.end
+            assert confirmed == node.writer.journal.next_pos
         await clock.sleep(10.0)
 
     copies.play(older)
