@@ -39,7 +39,7 @@ from tailrace.logstore.table.skip_index import Builder
 from tailrace.logstore.table.snapshot import TableFile
 
 log = logging.getLogger("tailrace.compactor")
-_PASS_BYTES: Final = 1 << 30
+PASS_BYTES: Final = 1 << 30
 """Bytes of files that one pass indexes, else an upgrade keeps one pass busy with all of them."""
 _FETCHED_BYTES: Final = 32 << 20  # of row groups, in a request
 _MESSAGE: Final = "message"
@@ -47,10 +47,17 @@ _ATTRIBUTES: Final = "attributes"
 _READ: Final = [*MAPPED, _ATTRIBUTES, CARRIED]
 
 
-async def index_files(compactor: Compactor, report: PassReport, hurry: Hurry = never) -> None:
+async def index_files(
+    compactor: Compactor,
+    report: PassReport,
+    hurry: Hurry = never,
+    *,
+    pass_bytes: int = PASS_BYTES,
+) -> None:
     """Makes the skip indexes that are missing, and removes those without a file.
 
-    After each file it calls `hurry`; if that returns True, the rest is left to the next pass.
+    After each file it calls `hurry`; if that returns True, or files of `pass_bytes` together are
+    indexed, the rest is left to the next pass.
     Raises `StoreUnavailable`, `OutcomeUnknown`.
     """
     with report.timed("index", compactor.clock):
@@ -64,7 +71,7 @@ async def index_files(compactor: Compactor, report: PassReport, hurry: Hurry = n
         for key, file in wanted:
             await _index(compactor, report, key, file)
             left, size = left - 1, size + file.size
-            if left and (size >= _PASS_BYTES or await hurry()):
+            if left and (size >= pass_bytes or await hurry()):
                 log.info("%d skip indexes are left for the next pass", left)
                 return
 

@@ -130,8 +130,8 @@ class Writer:
         """Problems of the segments and the journal, as sentences."""
         found: list[str] = []
         if self.shipper.last_error is not None:
-            wait = "segments wait in the journal"
-            found.append(HealthProblem(wait, f"{wait}: {self.shipper.last_error}"))
+            error = self.shipper.last_error
+            found.append(HealthProblem.with_detail("segments wait in the journal", error))
         found += [
             f"{missing.sentence()}. {missing.advice(identity.node)}"
             for missing in identity.missing

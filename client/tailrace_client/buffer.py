@@ -23,7 +23,14 @@ from typing import Callable, Deque, Dict, Iterator, List, NamedTuple, Optional, 
 
 from tailrace_client import system
 from tailrace_client.records import BatchIds, dropped_record
-from tailrace_client.spool import BatchContent, SpooledBatch, SpoolEntry, SpoolQueue, Target
+from tailrace_client.spool import (
+    BatchContent,
+    SpooledBatch,
+    SpoolEntry,
+    SpoolQueue,
+    Target,
+    written_since,
+)
 from tailrace_client.system import RetryPause
 
 POLICIES = ("block", "drop-oldest", "drop-newest")
@@ -105,10 +112,9 @@ class HeldBatch:
 
     def send_anew(self, _: str, new: str, since_ms: int) -> Tuple[str, int]:
         """After a deletion: as `SpoolQueue.send_anew`."""
-        kept = [entry for entry in self.entries if entry.written_ms >= since_ms]
-        dropped, self.entries = len(self.entries) - len(kept), kept
+        self.entries, dropped = written_since(self.entries, since_ms)
         self.id, self.given = new, True
-        return new if kept else "", dropped
+        return new if self.entries else "", dropped
 
     def give_new_id(self, _: str, ids: BatchIds) -> str:
         """As `SpoolQueue.give_new_id`."""

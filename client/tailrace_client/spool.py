@@ -109,6 +109,12 @@ class SpoolEntry(NamedTuple):
     payload: bytes
 
 
+def written_since(entries: List[SpoolEntry], since_ms: int) -> Tuple[List[SpoolEntry], int]:
+    """The entries written at that time or later, and the number of the others."""
+    kept = [entry for entry in entries if entry.written_ms >= since_ms]
+    return kept, len(entries) - len(kept)
+
+
 class Closing(NamedTuple):
     """The run is to be closed, with this outcome, when its batches are delivered.
 
@@ -264,8 +270,7 @@ class SpoolQueue:
             new = id_after(self._given)
         with open(self._path(batch), "rb") as file:
             entries = _entries(file.read(), int(os.fstat(file.fileno()).st_mtime * 1000))
-        kept = [entry for entry in entries if entry.written_ms >= since_ms]
-        dropped = len(entries) - len(kept)
+        kept, dropped = written_since(entries, since_ms)
         origin = self.origin(batch)
         if kept:
             self._put(new, origin, kept, given=True)

@@ -224,7 +224,7 @@ class Gate:
         """Returns the problems of the rules and of the audit log, as sentences."""
         audit = self.audit.problem
         what = "the audit log cannot be written"
-        more = [HealthProblem(what, f"{what}: {audit}")] if audit else []
+        more = [HealthProblem.with_detail(what, audit)] if audit else []
         return [*self.access.problems(), *more]
 
     # --- appends -------------------------------------------------------------------

@@ -117,16 +117,9 @@ def query_stream_routes(
         asked = restricted(request, asked)
         if request.method == "HEAD":
             return Response(headers={"content-type": "text/event-stream; charset=utf-8"})
-        if node.tail.readers >= max_readers:
-            raise Unavailable("there are too many live readers", hint="Try again later.")
-        reader = LiveReader(matches, asked, round(window * 1000), start)
-        opened = False
-        try:
-            opened = await unless_gone(reader.open(), request.receive) is not None
-        finally:
-            if not opened:
-                reader.close()
-        if not opened:
+        refuse_more_than(max_readers, node)
+        reader = await open_reader(request, LiveReader(matches, asked, round(window * 1000), start))
+        if reader is None:
             return Response(status_code=204)
         return QueryStream(reader, node, counters)
 
@@ -139,6 +132,23 @@ def query_stream_routes(
         openapi_extra=OPENAPI,
     )
     return routes
+
+
+def refuse_more_than(max_readers: int, node: NodeApi) -> None:
+    """Raises `Unavailable` if the node has as many live readers as it may have."""
+    if node.tail.readers >= max_readers:
+        raise Unavailable("there are too many live readers", hint="Try again later.")
+
+
+async def open_reader(request: Request, reader: LiveReader) -> LiveReader | None:
+    """Opens a reader while its client waits; closes it and returns None if the client leaves."""
+    opened = False
+    try:
+        opened = await unless_gone(reader.open(), request.receive) is not None
+    finally:
+        if not opened:
+            reader.close()
+    return reader if opened else None
 
 
 class QueryStream(Response):

@@ -34,6 +34,7 @@ from wsproto.utilities import generate_accept_token
 from service.http import sse
 from service.http.api import NodeApi
 from service.http.authorization import restricted
+from service.http.live_query import open_reader, refuse_more_than
 from service.http.loki import (
     PREFIX,
     QUERY,
@@ -54,7 +55,7 @@ from service.runtime.counters import HttpCounters
 from service.tail import ALL_RUNS, Watcher
 from tailrace.logstore import ulid
 from tailrace.logstore.clock import Clock
-from tailrace.logstore.errors import InvalidInput, TailraceError, Unavailable, with_hint
+from tailrace.logstore.errors import InvalidInput, TailraceError, with_hint
 from tailrace.logstore.search.conditions import required
 
 if TYPE_CHECKING:
@@ -100,16 +101,11 @@ def loki_tail_routes(
         window = max(_delay(given), matches.engine.settings.stream_window_seconds)
         asked = restricted(request, asked)
         key = _offered_key(request)
-        if node.tail.readers >= max_readers:
-            raise Unavailable("there are too many live readers", hint="Try again later.")
-        reader = LiveReader(matches, asked, round(window * 1_000), begin)
-        opened = False
-        try:
-            opened = await unless_gone(reader.open(), request.receive) is not None
-        finally:
-            if not opened:
-                reader.close()
-        if not opened:
+        refuse_more_than(max_readers, node)
+        reader = await open_reader(
+            request, LiveReader(matches, asked, round(window * 1_000), begin)
+        )
+        if reader is None:
             return Response(status_code=204)
         messages = _Messages(given.get("query"), stages, categorized=categorizes(request))
         return LokiTail(reader, messages, key, node, counters, matches.engine.clock)

@@ -323,6 +323,9 @@ class RunFlush:
     async def _news(
         self, key: RunKey, source: NewBatches, part: Indexes, manifest: Manifest
     ) -> Indexes:
+        """Returns the rows of `part` that are in no chunk and not deleted. Raises `Unavailable`."""
+        if len(part) == 0:  # no chunk needs to be read for it
+            return part
         horizon = self._deletions.horizon(key)
         for tries in range(_TRIES):
             try:

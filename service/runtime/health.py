@@ -140,9 +140,14 @@ class HealthProblem(str):
         return made
 
     @classmethod
+    def with_detail(cls, name: str, detail: object) -> Self:
+        """The problem of this name; the detail after the colon may change."""
+        return cls(name, f"{name}: {detail}")
+
+    @classmethod
     def from_error(cls, name: str, error: Exception) -> Self:
         """The problem of this name, for the reason of an error."""
-        return cls(name, f"{name}: {with_hint(error)}")
+        return cls.with_detail(name, with_hint(error))
 
 
 def name_of(problem: str) -> str:
@@ -328,7 +333,7 @@ class Ongoing:
         """A sentence about a piece that does not end."""
         if not self.overdue_seconds:
             return []
-        return [HealthProblem(self._what, f"{self._what}: for {self.oldest_seconds:.0f} s by now")]
+        return [HealthProblem.with_detail(self._what, f"for {self.oldest_seconds:.0f} s by now")]
 
 
 _PREFIXES: Final = (keys.RUNS, keys.COORDINATION, keys.QUARANTINE)

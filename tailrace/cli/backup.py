@@ -14,7 +14,7 @@ from dataclasses import asdict
 import orjson
 
 from tailrace.cli.source_flags import add_source, load_source
-from tailrace.cli.terminal import say, say_json
+from tailrace.cli.terminal import add_json, say, say_json
 from tailrace.logstore.clock import SystemClock
 from tailrace.logstore.progress import Line, ProgressLine
 
@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=positive,
         help="afterwards, remove all backups in the folder except the newest N",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json(parser, "print one JSON object")
 
 
 def add_only(parser: argparse.ArgumentParser, verb: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from tailrace.cli.remote import add_url, authorization, check, errors_as_ours, trusted
-from tailrace.cli.terminal import say
+from tailrace.cli.terminal import add_json, say
 
 _PLACES = 3  # named in a line
 
@@ -21,7 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "fqn", nargs="?", metavar="PIPELINE", help="only deletions of this pipeline"
     )
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="newest N (default: 20)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
+    add_json(parser)
     add_url(parser)
 
 

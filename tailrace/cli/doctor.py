@@ -41,9 +41,9 @@ from service.runtime.health import ClockSkew
 from service.runtime.identity import UNFINISHED, read_identity
 from service.runtime.process import for_connections, raise_limit
 from service.settings import Settings, load_settings
-from tailrace.cli.remote import authorization, trusted
+from tailrace.cli.remote import add_token_file, authorization, trusted
 from tailrace.cli.source_flags import add_source
-from tailrace.cli.terminal import say, say_json
+from tailrace.cli.terminal import add_json, say, say_json
 from tailrace.coordination.groups import State, read_groups
 from tailrace.logstore import keys
 from tailrace.logstore import ulid as ulids
@@ -101,12 +101,10 @@ class Diagnosis:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Which set-up, and the form of the findings."""
     add_source(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    parser.add_argument(
-        "--token-file",
-        metavar="FILE",
-        help="a file with a token for the running service, whose problems only callers with a token"
-        " see (default: $TAILRACE_TOKEN, else the file $TAILRACE_TOKEN_FILE)",
+    add_json(parser)
+    add_token_file(
+        parser,
+        "a token for the running service, whose problems only callers with a token see",
     )
     add_ca_file(parser)
 

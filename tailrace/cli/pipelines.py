@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from tailrace.cli.main import complain
-from tailrace.cli.terminal import say, say_json
+from tailrace.cli.terminal import add_json, say, say_json
 from tailrace.logstore.errors import InvalidInput
 from tailrace.logstore.progress import log_to
 
@@ -52,7 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _common(status, argparse.SUPPRESS)
     status.add_argument("--dir", metavar="DIR", default=argparse.SUPPRESS, help="as above")
     _libraries(status, argparse.SUPPRESS)
-    status.add_argument("--json", action="store_true", help="print one JSON object per line")
+    add_json(status)
     logback = verbs.add_parser(
         "import", help="Convert a logback.xml, and list every line without an equivalent."
     )

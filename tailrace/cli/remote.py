@@ -43,12 +43,17 @@ def add_url(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get("TAILRACE_URL", DEFAULT_URL),
         help=f"address of the service (default: $TAILRACE_URL, else {DEFAULT_URL})",
     )
+    add_token_file(parser)
+    add_ca_file(parser)
+
+
+def add_token_file(parser: argparse.ArgumentParser, which: str = "the token") -> None:
+    """The flag that names the file with the token, as `authorization` reads it."""
     parser.add_argument(
         "--token-file",
         metavar="FILE",
-        help="a file with the token (default: $TAILRACE_TOKEN, else the file $TAILRACE_TOKEN_FILE)",
+        help=f"a file with {which} (default: $TAILRACE_TOKEN, else the file $TAILRACE_TOKEN_FILE)",
     )
-    add_ca_file(parser)
 
 
 def complete_names(fqn: argparse.Action, run: argparse.Action) -> None:

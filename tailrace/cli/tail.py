@@ -38,6 +38,7 @@ from tailrace.cli.remote import (
 )
 from tailrace.cli.terminal import (
     RunColours,
+    add_json,
     add_pager,
     coloured,
     fitting,
@@ -427,9 +428,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="prefix of each line: the run's id, pipeline and run, or nothing; auto: pipeline "
         "and run if a pattern is followed (default: auto)",
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print complete records, one JSON object per line"
-    )
+    add_json(parser, "print complete records, one JSON object per line")
     add_pager(parser)
 
 

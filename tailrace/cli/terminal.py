@@ -150,6 +150,11 @@ _DEFAULT: Final = "less"
 _LESS: Final = "FRX"
 
 
+def add_json(parser: argparse.ArgumentParser, text: str = "print one JSON object per line") -> None:
+    """The flag that prints JSON for programs instead of text for people."""
+    parser.add_argument("--json", action="store_true", help=text)
+
+
 def add_pager(parser: argparse.ArgumentParser) -> None:
     """The flag that leaves the pager out."""
     parser.add_argument(

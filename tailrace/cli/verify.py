@@ -18,7 +18,7 @@ from typing import Any, Final, TextIO
 import orjson
 
 from tailrace.cli.source_flags import add_source, load_source
-from tailrace.cli.terminal import say, say_json
+from tailrace.cli.terminal import add_json, say, say_json
 from tailrace.logstore.filesystem import apply_umask
 from tailrace.logstore.progress import Line
 from tailrace.verification.findings import Fault, Findings
@@ -29,7 +29,7 @@ _SHOWN_EVERY: Final = 50
 def configure(parser: argparse.ArgumentParser) -> None:
     """Where to look, and the command to run about it."""
     add_source(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
+    add_json(parser)
     parser.add_argument(
         "--remember",
         metavar="FILE",

@@ -28,10 +28,12 @@ def some(number: int) -> list[Batch]:
     return [batch("f", f"run-{number}-{i}", NOON + number * HOUR, 40) for i in range(3)]
 
 
-def indexed(lake: Lake, report: PassReport | None = None) -> int:
+def indexed(
+    lake: Lake, report: PassReport | None = None, pass_bytes: int = skip_index.PASS_BYTES
+) -> int:
     report = report or PassReport()
     before = report.files_indexed
-    lake.run(index_files(lake.compactor, report))
+    lake.run(index_files(lake.compactor, report, pass_bytes=pass_bytes))
     return report.files_indexed - before
 
 
@@ -84,18 +86,15 @@ def test_a_file_is_fetched_in_pieces(lake: Lake, monkeypatch: pytest.MonkeyPatch
     assert lake.run(skip_index.build(lake.store, file)) == whole
 
 
-def test_those_of_an_older_version_stay_until_there_are_new_ones(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_those_of_an_older_version_stay_until_there_are_new_ones(lake: Lake) -> None:
     lake.limits = ALL
     snapshot = add_files(lake, some(0), some(1))
-    monkeypatch.setattr(skip_index, "_PASS_BYTES", 1)  # a file in each pass
     bare = [keys.skip_index(file.path).removesuffix("4") for file in snapshot.files]
     older = {key + version for key in bare for version in ("", "2", "3")}
     for key in [*older, keys.skip_index("gone.parquet").replace("skip4", "skip3")]:
         lake.run(lake.store.put(key, b"TRSKIP0 and so on"))
     for left in (6, 3, 0):
-        assert indexed(lake) == (left > 0)
+        assert indexed(lake, pass_bytes=1) == (left > 0)  # a file in each pass
         assert names(lake) == files(snapshot)
         assert len(older & set(lake.keys(keys.SKIP_INDEXES))) == left
     assert set(lake.keys(keys.SKIP_INDEXES)) == {keys.skip_index(f.path) for f in snapshot.files}
@@ -125,13 +124,10 @@ def test_what_waits_goes_first_and_the_newest_hour_before_others(lake: Lake) -> 
         assert names(lake) == {f"{keys.TABLE}/{file.path}" for file in newest_first[:number]}
 
 
-def test_a_pass_indexes_a_bounded_part_of_the_table(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pass_indexes_a_bounded_part_of_the_table(lake: Lake) -> None:
     lake.limits = ALL
     sizes = [file.size for file in add_files(lake, some(0), some(1), some(2)).files]
-    monkeypatch.setattr(skip_index, "_PASS_BYTES", 2 * min(sizes))
-    assert [indexed(lake) for _ in range(3)] == [2, 1, 0]
+    assert [indexed(lake, pass_bytes=2 * min(sizes)) for _ in range(3)] == [2, 1, 0]
 
 
 def test_an_index_goes_with_its_file_and_not_before(any_lake: Lake) -> None:
