@@ -318,7 +318,7 @@ class ChunkWriter:
         Raises as `write`.
         """
         chunk, body, index = await self._offload(
-            lambda: _with_index(chunk_id, _moved_together(blocks), writers, text())
+            lambda: _with_index(chunk_id, moved_together(blocks), writers, text())
         )
         await self._put(self._chunks.text_key(key, chunk), body)
         await self._put(self._chunks.index_key(key, chunk), index)
@@ -349,7 +349,7 @@ def _inline(chunk: Chunk, text: bytes, index: bytes) -> Chunk | None:
     return replace(chunk, text=text, index=index) if len(index) <= INLINE_BYTES else None
 
 
-def _moved_together(blocks: Blocks) -> Blocks:
+def moved_together(blocks: Blocks) -> Blocks:
     """Returns the blocks with the places that they have one after another."""
     moved = blocks.copy()
     moved["offset"] = np.cumsum(blocks["size"]) - blocks["size"]
@@ -360,13 +360,19 @@ def _moved_together(blocks: Blocks) -> Blocks:
 def _with_index(
     chunk_id: str, blocks: Blocks, writers: Sequence[str], text: bytes
 ) -> tuple[Chunk, bytes, bytes]:
+    chunk, index = indexed_chunk(chunk_id, blocks, writers)
+    return chunk, text, index
+
+
+def indexed_chunk(chunk_id: str, blocks: Blocks, writers: Sequence[str]) -> tuple[Chunk, bytes]:
+    """Returns the chunk whose text consists of these blocks, one after another, and its index."""
     body, directory = build_index(blocks, writers)
     tail = encode_tail(directory)
     first, last = lowest_and_highest(blocks)
     chunk = Chunk(
         id=chunk_id,
         kind="chunk",
-        bytes=len(text),
+        bytes=int(blocks["size"].sum()),
         lines=int(blocks["lines"].sum(dtype=np.uint64)),
         records=int(blocks["records"].sum(dtype=np.uint64)),
         first=first,
@@ -376,7 +382,7 @@ def _with_index(
         tail_bytes=len(tail),
         writers=positions(blocks, writers),
     )
-    return chunk, text, body + tail
+    return chunk, body + tail
 
 
 # --- The selection of new batches ---------------------------------------------------------------

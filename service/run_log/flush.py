@@ -45,7 +45,9 @@ from service.run_log.chunks import (
     above,
     goes_on,
     in_range,
+    indexed_chunk,
     left_out,
+    moved_together,
     news,
 )
 from service.run_log.contracts import FlushProgress, PendingRuns, RunEvents, RunLocks, UnflushedPin
@@ -63,7 +65,7 @@ from tailrace.logstore.errors import (
     Unavailable,
 )
 from tailrace.logstore.objects.store import ObjectPart, ObjectStore
-from tailrace.logstore.runs.chunk_index import Blocks, build_index, encode_tail, positions
+from tailrace.logstore.runs.chunk_index import Blocks
 from tailrace.logstore.runs.manifest import (
     INLINE_BYTES,
     MOST_COPIES,
@@ -144,32 +146,15 @@ class Trimmer:
         else:
             where = await self._part(manifest, chunk)
             parts = [replace(where, offset=low, size=high - low) for low, high in stretches]
-        blocks = kept.copy()
-        blocks["offset"] = np.cumsum(kept["size"]) - kept["size"]
-        blocks["line"] = np.cumsum(kept["lines"], dtype=np.uint64) - kept["lines"]
-        body, directory = build_index(blocks, writers)
-        tail = encode_tail(directory)
-        first, last = lowest_and_highest(blocks)
-        rest = Chunk(
-            id=self._manifests.fresh_id(),
-            kind="chunk",
-            bytes=int(blocks["size"].sum()),
-            lines=int(blocks["lines"].sum(dtype=np.uint64)),
-            records=int(blocks["records"].sum(dtype=np.uint64)),
-            first=first,
-            last=last,
-            blocks=len(blocks),
-            index_bytes=len(body) + len(tail),
-            tail_bytes=len(tail),
-            writers=positions(blocks, writers),
-        )
+        chunk_id = self._manifests.fresh_id()
+        rest, index = indexed_chunk(chunk_id, moved_together(kept), writers)
         try:
             info = await self._store.compose(self._chunks.text_key(key, rest), parts)
         except (NotFound, PreconditionFailed) as error:
             raise Moved(str(error)) from error
         if info.size != rest.bytes:
             raise Moved(f"chunk {chunk.id} of {key} is cut")
-        await self._store.put(self._chunks.index_key(key, rest), body + tail)
+        await self._store.put(self._chunks.index_key(key, rest), index)
         return rest
 
     async def _blocks(self, key: RunKey, chunk: Chunk) -> tuple[Blocks, list[str]]:
