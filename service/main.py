@@ -171,7 +171,7 @@ async def run(
         live = make_live(engine, sources, node)
         stack.push_async_callback(live.close)
         queue = make_queue(settings, node)
-        opening_leases = open_leases(settings.source_coordination, node.seams)
+        opening_leases = open_leases(settings.source_coordination, node.environment)
         leases = await stack.enter_async_context(opening_leases)
         child = _compactor(settings, machine)
         app = make_app(
@@ -234,7 +234,7 @@ async def _begin(
     stack.callback(bound.close)
     asked = node_socket(settings.nodes)
     node = make_node(settings, machine, store, check, _asked_at(asked, bound))
-    stack.callback(node.seams.answers.close)
+    stack.callback(node.environment.answers.close)
     await node.start()
     return _StartedNode(node, check, asked, bound)
 
@@ -357,7 +357,7 @@ async def _answering(
         return
 
     def fresh_id() -> str:
-        return ulids.fresh_text(node.seams.clock, node.seams.entropy)
+        return ulids.fresh_text(node.environment.clock, node.environment.entropy)
 
     (router,) = internal(settings, node, None, gate)
     async with answering_nodes(router, asked, settings.nodes, fresh_id):

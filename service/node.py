@@ -37,8 +37,8 @@ from service.peers.shedding import open_shedding
 from service.run_log.delete import Wanted, always
 from service.run_log.read_records import Details
 from service.run_log.repair import Records
-from service.run_log.run_logs import RunLogs, Surroundings, open_run_logs
-from service.runtime.environment import Seams
+from service.run_log.run_logs import RunLogDependencies, RunLogs, open_run_logs
+from service.runtime.environment import Environment
 from service.runtime.free_disk import Purpose
 from service.runtime.health import ClockSkew, HealthProblem
 from service.runtime.identity import DataFolder, NodeIdentity, TakenOver, register, register_again
@@ -91,16 +91,16 @@ class Node:
 
     def __init__(
         self,
-        seams: Seams,
+        environment: Environment,
         settings: Settings,
         *,
         default_name: str,
         table_mark: Callable[[str], int],
         tuning: Tuning | None = None,
     ) -> None:
-        self.seams = seams
-        self.store = seams.store
-        self.clock_skew = ClockSkew(seams.newest_date)
+        self.environment = environment
+        self.store = environment.store
+        self.clock_skew = ClockSkew(environment.newest_date)
         self.only_reads = settings.server.role == "query"
         self._settings = settings
         self._tuning = tuning or Tuning()
@@ -108,8 +108,14 @@ class Node:
         self._data = os.path.abspath(settings.data)
         self._journal = f"{self._data}/journal"
         self._writer: Writer | None = None
-        self.marks = Watermarks(seams.store, seams.clock, seams.entropy, seams.offload, table_mark)
-        self.status = open_status(self, seams, settings)
+        self.marks = Watermarks(
+            environment.store,
+            environment.clock,
+            environment.entropy,
+            environment.offload,
+            table_mark,
+        )
+        self.status = open_status(self, environment, settings)
         self.records: Records | None = None
         self.details: Details | None = None
         self.copied: Callable[[], Iterable[str]] = lambda: ()
@@ -117,7 +123,7 @@ class Node:
         self.stored: Callable[[str, EncodedSegment], None] = lambda *_: None
         """Is told of each segment of this node that is in the store, and its key."""
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-        self.members = Membership(seams, settings)
+        self.members = Membership(environment, settings)
         self.status.unfinished.tell = self.members.tell_unfinished
         self.confirmations = Confirmations()
         # A node that only reads never sheds: its load is not measured.
@@ -125,7 +131,7 @@ class Node:
             lambda: self.writer.journal.fullness,
             lambda: self.writer.shipper.unshipped.seconds,
             self.members,
-            seams,
+            environment,
             settings.nodes,
         )
         self.forks = 0
@@ -152,12 +158,14 @@ class Node:
         Returns when reads work. The node accepts batches once it is registered; that continues in
         the background while the store is away.
         """
-        seams = self.seams
+        environment = self.environment
         if self.only_reads:
             _refuse_journals(self._data)
         else:
             await self._make_room("start")
-        self._folder = DataFolder(seams.fs, self._data, seams.clock, seams.entropy)
+        self._folder = DataFolder(
+            environment.fs, self._data, environment.clock, environment.entropy
+        )
         if not self.only_reads:
             await self._open()
             return
@@ -167,18 +175,18 @@ class Node:
 
     async def _make_room(self, purpose: Purpose = "deletion") -> None:
         """Releases the reserve of a full disk. A hanging folder delays its caller only briefly."""
-        seams = self.seams
+        environment = self.environment
         with suppress(TimeoutError):
-            async with asyncio.timeout(seams.answers.seconds):
-                await seams.offload(partial(seams.reserve.give_up_if_full, purpose))
+            async with asyncio.timeout(environment.answers.seconds):
+                await environment.offload(partial(environment.reserve.give_up_if_full, purpose))
 
     async def _open(self, before: Writer | None = None) -> None:
         """Opens a writer over the recovered journal; `before` is that of the parent of a fork."""
-        recovered = await recovered_journal(self.seams, self._journal, before)
+        recovered = await recovered_journal(self.environment, self._journal, before)
         name = self._settings.node_id
         self.identity = self._folder.identify(name, self._default_name, recovered.state)
         writer = self._writer = Writer(
-            self.seams,
+            self.environment,
             self._settings,
             self._journal,
             recovered,
@@ -194,28 +202,28 @@ class Node:
 
     def _compose(self, writer: Writer | None) -> None:
         """Makes the live readers and the run logs, over the writer's journal if there is one."""
-        seams, settings, node = self.seams, self._settings, self.identity.node
+        environment, settings, node = self.environment, self._settings, self.identity.node
         members = self.members
         self.tail = Tail(node, settings.sse, lambda: members.asks if writer else members.shared)
         self.run_logs = open_run_logs(
             node,
             self.identity.parents if writer else (),
-            seams.store,
-            seams.clock,
-            seams.entropy,
+            environment.store,
+            environment.clock,
+            environment.entropy,
             settings,
             self._tuning,
-            Surroundings(
+            RunLogDependencies(
                 writer.journal if writer else EmptyJournal(node),
-                seams.offload,
+                environment.offload,
                 confirmed_through=writer.shipper.confirmed_through if writer else _nothing_waits,
                 last_ulid=writer.active.last_ulid if writer else lambda _: 0,
                 watermark=self.marks.watermark,
                 ended=self.tail.ended,
-                newest_date=seams.newest_date,
+                newest_date=environment.newest_date,
                 records=lambda: self.records,
                 details=lambda: self.details,
-                silent=lambda: seams.answers.silent,
+                silent=lambda: environment.answers.silent,
                 close_report=lambda key: self.status.close(key),
                 reported=lambda key: self.status.get(key),
                 make_room=self._make_room,
@@ -255,7 +263,7 @@ class Node:
     async def _keep_up(self) -> None:
         """Reads the deletions regularly: no node waits for a reader that it cannot reach."""
         while True:
-            await self.seams.clock.sleep(_READ_DELETIONS_SECONDS)
+            await self.environment.clock.sleep(_READ_DELETIONS_SECONDS)
             with suppress(TailraceError):
                 await self.run_logs.deletions.load()
 
@@ -265,25 +273,25 @@ class Node:
         def report(error: Exception | None) -> None:
             self._waiting = None if error is None else HealthProblem.from_error(waiting, error)
 
-        await retry_until_available(step, self.seams.clock, report)
+        await retry_until_available(step, self.environment.clock, report)
 
     async def _keep_registration(self) -> None:
         """Repairs the registration once. Then checks whether missing segments were given up."""
         while True:
             with suppress(TailraceError):  # repeated later, or by the next start
-                missing = await register_again(self.store, self.identity, self.seams.clock)
+                missing = await register_again(self.store, self.identity, self.environment.clock)
                 if missing != self.identity.missing:
                     self.identity = replace(self.identity, missing=missing)
                     self._folder.save(self.identity)
             if not self.identity.missing:
                 return
-            await self.seams.clock.sleep(LOOK_SECONDS)
+            await self.environment.clock.sleep(LOOK_SECONDS)
 
     async def _release_forever(self) -> None:
         while True:
             if not self.run_logs.deleter.unfinished:
-                await self.seams.offload(self.seams.reserve.restore)
-            await self.seams.clock.sleep(_RELEASE_SECONDS)
+                await self.environment.offload(self.environment.reserve.restore)
+            await self.environment.clock.sleep(_RELEASE_SECONDS)
             self._release()
 
     def _release(self) -> None:
@@ -294,7 +302,7 @@ class Node:
             files = _taken_over(self.identity, self.writer.journal)
             self.identity = replace(self.identity, files=files)
         if not self.identity.registered:
-            identity = await register(self.store, self.identity, self.seams.clock)
+            identity = await register(self.store, self.identity, self.environment.clock)
             self._folder.save(identity)
             self.identity = identity
         await self.members.try_to_join(self.identity, self.writer.journal, self.run_logs.deletions)
@@ -384,7 +392,7 @@ class Node:
                 found.append(self.clock_skew.problem)
             found += self._writer.problems(self.identity)
             found += [*self.run_logs.problems(), *self.marks.problems()]
-        return [*found, *self.members.problems(), *self.seams.problems()]
+        return [*found, *self.members.problems(), *self.environment.problems()]
 
     def submit(self, batch: IncomingBatch) -> Submitted | None:
         """Accepts a batch as `Appender.submit` does; None while the node accepts no batches."""
@@ -486,7 +494,7 @@ class Node:
         """The places on this node's disk that may have deleted lines."""
         return LocalPlaces(
             self.pin,
-            self.seams.fs,
+            self.environment.fs,
             self._journal,
             self._writer.eraser.is_due if self._writer else lambda *_: False,
             self.run_logs.deletions.highest,

@@ -51,7 +51,7 @@ from service.runtime.counters import (
     StoreCounters,
     SyncCounters,
 )
-from service.runtime.environment import Seams
+from service.runtime.environment import Environment
 from service.runtime.free_disk import DiskReserve
 from service.runtime.health import StateWatch, StoreCheck
 from service.runtime.process import for_connections, in_thread
@@ -130,7 +130,7 @@ def make_node(
         return MeteredSyncer(inner, machine.clock, machine.fsync)
 
     return Node(
-        Seams(
+        Environment(
             store=deadline,
             fs=machine.journal_fs,
             clock=machine.clock,
@@ -192,7 +192,7 @@ def make_sources(settings: Settings, node: Node) -> QuerySources:
         deletions=deletions_of(node, hiding=True),
         catalog=catalog,
         others=None if node.members.peers is None else RecordsOfOthers(node.members.peers),
-        answers=node.seams.answers,
+        answers=node.environment.answers,
         known_deletions=lambda: node.run_logs.deletions.hiding(),
         unreadable_deletions=lambda: node.run_logs.deletions.unreadable(),
     )
@@ -218,7 +218,7 @@ def make_feeds(sources: QuerySources, node: Node) -> RecordFeeds | None:
     if peers is None:
         return None
     return RecordFeeds(
-        peers, node.seams.clock, lambda: stored_ends(sources), lambda: sources.answers.silent
+        peers, node.environment.clock, lambda: stored_ends(sources), lambda: sources.answers.silent
     )
 
 
@@ -233,7 +233,7 @@ def make_engine(
         scratch=os.path.join(data, "scratch"),
         cache=os.path.join(data, "cache"),
         settings=settings.query,
-        bucket=query_bucket(settings, node.seams.answers),
+        bucket=query_bucket(settings, node.environment.answers),
     )
     machine.problems.append(engine.ongoing.problems)
     node.records = run_records(engine)
@@ -260,12 +260,12 @@ def deletions_of(
 
 def make_queue(settings: Settings, node: Node) -> SegmentQueue:
     """The segment queue of a started node; the node's own segments wake it."""
-    seams = node.seams
+    environment = node.environment
     return SegmentQueue(
         node.store,
-        seams.clock,
-        seams.entropy,
-        StoreTime(seams.clock, seams.newest_date),
+        environment.clock,
+        environment.entropy,
+        StoreTime(environment.clock, environment.newest_date),
         settings.queue,
         woken=node.confirmations.next,
     )
@@ -344,7 +344,7 @@ def internal(
     """The routes between nodes; none for a node that asks no others."""
     if not settings.nodes.ask:
         return ()
-    answers, members = Answers(node, node.seams.clock, scrape), node.members
+    answers, members = Answers(node, node.environment.clock, scrape), node.members
     return (
         internal_routes(
             settings.nodes.secrets, lambda: members.instance, answers.answer, members.contacts, gate

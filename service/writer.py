@@ -20,7 +20,7 @@ from service.journal.journal import Appended, Journal
 from service.journal.recovery import Recovered, recover
 from service.journal.state import JournalState
 from service.run_log.run_logs import RunLogs
-from service.runtime.environment import Seams
+from service.runtime.environment import Environment
 from service.runtime.health import HealthProblem
 from service.runtime.identity import NodeIdentity
 from service.settings import Settings
@@ -32,9 +32,11 @@ from tailrace.logstore.errors import TailraceError
 _LAG_SHARE: Final = 16
 
 
-async def recovered_journal(seams: Seams, folder: str, before: Writer | None = None) -> Recovered:
+async def recovered_journal(
+    environment: Environment, folder: str, before: Writer | None = None
+) -> Recovered:
     """Recovers the journal in a folder; `before` is the closed writer that a fork replaces."""
-    recovered = await seams.offload(lambda: recover(seams.fs, folder))
+    recovered = await environment.offload(lambda: recover(environment.fs, folder))
     if before is not None:
         before.journal.succession.hand_over(before.journal.files, recovered.files)
         recovered.keep(before.recovered)
@@ -62,7 +64,7 @@ class Writer:
 
     def __init__(
         self,
-        seams: Seams,
+        environment: Environment,
         settings: Settings,
         folder: str,
         recovered: Recovered,
@@ -73,40 +75,40 @@ class Writer:
         confirmations: Confirmations,
     ) -> None:
         """`synced` is told of the batches that a sync of the journal in `folder` made durable."""
-        self._seams = seams
+        self._environment = environment
         self._settings = settings
         self._state = state
-        self._syncer = seams.syncer()
+        self._syncer = environment.syncer()
         self.recovered = recovered
         try:
             self.journal = Journal(
-                seams.fs,
+                environment.fs,
                 folder,
                 self._syncer,
-                seams.clock,
-                seams.entropy,
+                environment.clock,
+                environment.entropy,
                 settings.journal,
                 recovered,
                 state,
                 synced,
-                offload=seams.offload,
+                offload=environment.offload,
             )
         except TailraceError:
             self._syncer.close()
             raise
-        self.lineage = Lineage(self.journal, seams.store, seams.clock, marks)
+        self.lineage = Lineage(self.journal, environment.store, environment.clock, marks)
         self.shipper = SegmentShipper(
             self.journal,
-            seams.store,
-            seams.clock,
+            environment.store,
+            environment.clock,
             settings.flush,
-            offload=seams.offload,
+            offload=environment.offload,
             lineage=self.lineage,
             confirmations=confirmations,
-            encode=seams.encode,
+            encode=environment.encode,
         )
         self.active = ActiveRuns(settings.runs.max_concurrent_streams)
-        self.eraser = JournalEraser(self.journal, seams.clock, settings.journal.erase_seconds)
+        self.eraser = JournalEraser(self.journal, environment.clock, settings.journal.erase_seconds)
 
     def accept_for(self, run_logs: RunLogs) -> None:
         """Connects the writer with the run logs that its lines go into."""
@@ -114,12 +116,12 @@ class Writer:
         run_logs.deletions.on_raised = self.eraser.note
         for (fqn, run), t in self._state.deleted.all().items():
             run_logs.deletions.note(fqn, run, t, own=True)
-        seams = self._seams
+        environment = self._environment
         self.appender = Appender(
             self.journal,
             run_logs,
-            seams.clock,
-            ulids.Minter(seams.clock, seams.entropy, last=self._state.last_ulid),
+            environment.clock,
+            ulids.Minter(environment.clock, environment.entropy, last=self._state.last_ulid),
             self._settings.ingest,
             active=self.active,
             deletions=run_logs.deletions,

@@ -1,4 +1,4 @@
-"""The house keeps its shape: imports point one way, files stay small, seams are not gone round."""
+"""The house keeps its shape: imports point one way, files stay small, the world is a parameter."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
 from service.erasure import DeletionState, Erasure
-from service.runtime.environment import Seams
+from service.runtime.environment import Environment
 from tailrace.coordination.admin import LeaseAdmin, LeaseFilter
 from tailrace.coordination.lease import StoreTime
 from tailrace.coordination.named_leases import StoredLeases
@@ -203,26 +203,28 @@ class LeasesOfStore:
 
 
 @asynccontextmanager
-async def open_leases(settings: SourceCoordination, seams: Seams) -> AsyncIterator[LeasesOfStore]:
+async def open_leases(
+    settings: SourceCoordination, environment: Environment
+) -> AsyncIterator[LeasesOfStore]:
     """Opens leases while the block runs. It asks no server. Raises `InvalidInput`."""
     opening = open_partitions(
         settings.store,
-        seams.store,
-        seams.clock,
-        seams.entropy,
-        newest_date=seams.newest_date,
+        environment.store,
+        environment.clock,
+        environment.entropy,
+        newest_date=environment.newest_date,
         ageing_ms=settings.limits.ageing_ms,
     )
     async with opening as partitions:
-        time = StoreTime(seams.clock, seams.newest_date)
+        time = StoreTime(environment.clock, environment.newest_date)
         pipelines = PipelinesAdmin(
-            seams.store,
+            environment.store,
             partitions,
-            seams.clock,
-            lambda: ulid.fresh_text(seams.clock, seams.entropy),
+            environment.clock,
+            lambda: ulid.fresh_text(environment.clock, environment.entropy),
             prefix=settings.prefix,
         )
-        leases = StoredLeases(seams.store, seams.clock, seams.entropy, time)
+        leases = StoredLeases(environment.store, environment.clock, environment.entropy, time)
         yield LeasesOfStore(partitions, leases, pipelines)
 
 

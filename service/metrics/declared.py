@@ -70,7 +70,7 @@ class MetricSources:
     @property
     def now(self) -> float:
         """Monotonic seconds of the node's clock."""
-        return self.node.seams.clock.monotonic()
+        return self.node.environment.clock.monotonic()
 
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]

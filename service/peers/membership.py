@@ -71,7 +71,7 @@ from service.run_log.backlog import (
     Told,
 )
 from service.runtime.concurrency import ChangeSignal
-from service.runtime.environment import Seams
+from service.runtime.environment import Environment
 from service.runtime.health import StallDetector
 from service.runtime.identity import NodeIdentity, TakenOver
 from service.settings import Settings
@@ -307,24 +307,26 @@ class Joining:
 
 
 class Membership:
-    """One process among others. Without a network (`Seams.network`) it is alone."""
+    """One process among others. Without a network (`Environment.network`) it is alone."""
 
-    def __init__(self, seams: Seams, every: Settings) -> None:
+    def __init__(self, environment: Environment, every: Settings) -> None:
         settings = every.nodes
-        self._seams = seams
-        self._clock = seams.clock
+        self._environment = environment
+        self._clock = environment.clock
         self._settings = settings
         self._every = every
-        self.stall_detector = StallDetector(seams.clock)
+        self.stall_detector = StallDetector(environment.clock)
         self._read: tuple[Deletions, int] | None = None
         """The deletions that were read whole, and how often the process had stood still then."""
         self._reading = asyncio.Lock()
         self._joining: Joining
         self.register: Register | None = None
         self.peers: Peers | None = None
-        if seams.network is not None:
-            network, seconds = seams.network, settings.timeout_seconds
-            self.register = Register(seams.store, seams.clock, seams.entropy, network)
+        if environment.network is not None:
+            network, seconds = environment.network, settings.timeout_seconds
+            self.register = Register(
+                environment.store, environment.clock, environment.entropy, network
+            )
             self.register.on_removed = self._forget_deletions
             self.peers = Peers(self.register, timeout_seconds=seconds)
         self._joined = False
@@ -396,7 +398,9 @@ class Membership:
         if self.peers is None:
             return NoOtherNodes()
         known = self.peers, deletions, self.current
-        return MemberPeers(own, *known, self._seams.store, self._clock, close_seconds=close_seconds)
+        return MemberPeers(
+            own, *known, self._environment.store, self._clock, close_seconds=close_seconds
+        )
 
     async def current(self, deletions: Deletions) -> None:
         """Reads deletions that this node may have missed; returns at once if it missed none.
@@ -415,7 +419,7 @@ class Membership:
                     if self._joined:
                         await register.look()
 
-        await self._seams.answers.in_turn("the deletions", read)
+        await self._environment.answers.in_turn("the deletions", read)
 
     def _missed(self, deletions: Deletions) -> bool:
         register, away = self.register, _AWAY_TURNS * self._settings.refresh_seconds
@@ -457,7 +461,7 @@ class Membership:
 
     async def _try_to_join(self, joining: Joining) -> None:
         self._joining, self._joined = joining, False
-        answers = self._seams.answers
+        answers = self._environment.answers
         if answers.silent:
             return
         with suppress(Unavailable, OutcomeUnknown, TimeoutError):
@@ -550,14 +554,14 @@ class Membership:
         self._read = None
 
     async def _note_return(self, *nodes: str) -> None:
-        seams = self._seams
+        environment = self._environment
 
         def fresh_id() -> str:
-            return ulids.fresh_text(seams.clock, seams.entropy)
+            return ulids.fresh_text(environment.clock, environment.entropy)
 
         for node in nodes:
-            now_ms = seams.clock.now_ms()
-            back = await returned(seams.store, node, now_ms=now_ms, fresh_id=fresh_id)
+            now_ms = environment.clock.now_ms()
+            back = await returned(environment.store, node, now_ms=now_ms, fresh_id=fresh_id)
             if back is not None:
                 log.warning(
                     "the node %s was let go (tailrace leases forget-node) and is back: the lines"

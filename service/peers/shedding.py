@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from service.runtime.environment import Seams
+from service.runtime.environment import Environment
 from service.settings import NodesSettings
 from tailrace.coordination.lease import StoreTime
 from tailrace.logstore import keys
@@ -189,13 +189,13 @@ def open_shedding(
     fullness: Callable[[], float],
     lag_seconds: Callable[[], float],
     others: SheddingPeers,
-    seams: Seams,
+    environment: Environment,
     settings: NodesSettings,
 ) -> Shedding:
     """The shedding of a node: the share of its journal in use, and the lag of its shipper."""
     load = Load(settings, fullness=fullness, lag_seconds=lag_seconds)
-    time = StoreTime(seams.clock, seams.newest_date)
-    return Shedding(others, seams.store, seams.clock, seams.entropy, time, load)
+    time = StoreTime(environment.clock, environment.newest_date)
+    return Shedding(others, environment.store, environment.clock, environment.entropy, time, load)
 
 
 class Load:

@@ -244,7 +244,7 @@ async def _room_enough() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class RunLogDependencies:
     """The dependencies of run logs on the rest of their node.
 
     `confirmed_through` waits until all lines below a position are in segments. `last_ulid` returns
@@ -279,22 +279,22 @@ def open_run_logs(
     entropy: Entropy,
     settings: Settings,
     tuning: Tuning,
-    around: Surroundings,
+    rest: RunLogDependencies,
 ) -> RunLogs:
     """Composes the run logs of `node`, which took over its `parents`. They are not started."""
-    runs, prefix, journal = settings.runs, settings.runs.prefix, around.journal
+    runs, prefix, journal = settings.runs, settings.runs.prefix, rest.journal
     events, locks, progress = RunEvents(), RunLocks(), FlushProgress(PendingRuns(_rules(runs)))
     manifests, chunks = Manifests(store, clock, entropy), Chunks(store, prefix)
-    skew = ClockSkew(around.newest_date)
+    skew = ClockSkew(rest.newest_date)
     deletions = Deletions(store, skew)
-    backlog, others = Backlog(store, node, around.offload), around.others(deletions)
-    writer, trimmer = ChunkWriter(store, chunks, around.offload), Trimmer(store, manifests, chunks)
+    backlog, others = Backlog(store, node, rest.offload), rest.others(deletions)
+    writer, trimmer = ChunkWriter(store, chunks, rest.offload), Trimmer(store, manifests, chunks)
     upstream = Upstream(store, prefix)
     leases = NamedLeases(
         store,
         clock,
         entropy,
-        StoreTime(clock, around.newest_date),
+        StoreTime(clock, rest.newest_date),
         node=node,
         timeout_seconds=settings.coordination.lease_seconds,
     )
@@ -304,7 +304,7 @@ def open_run_logs(
     )
     merger = ChunkMerger(store, manifests, chunks, locks, tuning)
     sorter = ChunkSorter(manifests, chunks, writer, chunk_bytes=tuning.chunk_bytes, foreign=WRITER)
-    chunk_repairer = ChunkRepairer(store, manifests, chunks, writer, clock, records=around.records)
+    chunk_repairer = ChunkRepairer(store, manifests, chunks, writer, clock, records=rest.records)
     evidence = OrphanEvidence(store, node, prefix=prefix, progress=progress, foreign=WRITER)
     rebuilder = RunRebuilder(
         manifests,
@@ -313,7 +313,7 @@ def open_run_logs(
         merger,
         clock,
         held=remote_state.held,
-        records=around.records,
+        records=rest.records,
         had_manifest=evidence.found,
         chunk_bytes=tuning.chunk_bytes,
     )
@@ -375,7 +375,7 @@ def open_run_logs(
         leases,
         backlog,
         flusher,
-        watermark=around.watermark,
+        watermark=rest.watermark,
         load_deletions=deletions.load,
         taken=events.inherited,
         lags=remote_state.lags,
@@ -403,7 +403,7 @@ def open_run_logs(
         runs,
         prefix=prefix,
         record_close=journal.record_close,
-        flushed_through=around.confirmed_through,
+        flushed_through=rest.confirmed_through,
         close_done=journal.finish_close,
         gone=is_gone,
         is_over=takeover.is_over,
@@ -411,7 +411,7 @@ def open_run_logs(
         on_ended=events.ended,
         others=others,
         has_partial=partials.has_published,
-        close_report=around.close_report,
+        close_report=rest.close_report,
     )
 
     async def record_tombstone(fqn: str, run: str | None, t: int) -> None:
@@ -431,13 +431,13 @@ def open_run_logs(
         prefix=prefix,
         gone=is_gone,
         pin=journal.pin,
-        last_ulid=around.last_ulid,
+        last_ulid=rest.last_ulid,
         record_tombstone=record_tombstone,
         tombstone_done=journal.finish_deletion,
         progress=progress,
         forget=events.deleted,
         others=others,
-        make_room=around.make_room,
+        make_room=rest.make_room,
         deleted_ahead_ms=settings.ingest.deleted_ahead_ms,
     )
     sweeper = Sweeper(
@@ -459,7 +459,7 @@ def open_run_logs(
         repair=chunk_repairer.repair,
         ended=events.ended,
         remove_objects=deleter.remove_objects,
-        reported=around.reported,
+        reported=rest.reported,
         skew=skew,
     )
     snapshots = Snapshots(
@@ -474,11 +474,11 @@ def open_run_logs(
         chunk_repairer.repair,
         others,
         remote_state.held,
-        around.silent,
+        rest.silent,
     )
     held = HeldLines(node, journal.pin, backlog, progress)
     events.on_inherited(held.inherited)
-    events.on_ended(active.closed, around.ended)
+    events.on_ended(active.closed, rest.ended)
     events.on_deleted(active.closed, closer.forget, partials.forget)
     recorded = _Recorded(dict(journal.state.closes), dict(journal.state.tombstones))
     for (fqn, run), t in recorded.tombstones.items():
@@ -501,7 +501,7 @@ def open_run_logs(
         held=held,
         leases=leases,
         reader=RunLogReader(snapshots),
-        records=RecordReader(snapshots, around.details),
+        records=RecordReader(snapshots, rest.details),
         listing=Listing(
             store,
             progress,

@@ -16,7 +16,7 @@ from tailrace.logstore.objects.store import DateSample, ObjectStore
 
 
 @dataclass(frozen=True, slots=True)
-class Seams:
+class Environment:
     """The dependencies of a node. `syncer` is called inside the running loop."""
 
     store: ObjectStore

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, Protocol
 
 from service.run_log.listing import Newest, ReportedRuns
 from service.run_log.run_logs import RunLogs
-from service.runtime.environment import Seams
+from service.runtime.environment import Environment
 from service.runtime.health import ClockSkew
 from service.settings import OpenMetadataSettings, RunSettings, Settings
 from service.status.reports import TERMINAL, ReportExpiry, ReportHead, Reports, RunOutcomes, is_late
@@ -509,7 +509,7 @@ class Owner(Protocol):
     def tail(self) -> Tail: ...
 
 
-def open_status(owner: Owner, seams: Seams, settings: Settings) -> RunStatus:
+def open_status(owner: Owner, environment: Environment, settings: Settings) -> RunStatus:
     """The reports of `owner`, over its store."""
     keep_free = _keep_free(settings)
 
@@ -521,23 +521,25 @@ def open_status(owner: Owner, seams: Seams, settings: Settings) -> RunStatus:
 
     def check_space(size: int) -> None:
         if keep_free is not None:
-            _check_space(seams.fs, keep_free, size)
+            _check_space(environment.fs, keep_free, size)
 
     reports = Reports(
-        seams.store,
-        seams.clock,
-        seams.entropy,
+        environment.store,
+        environment.clock,
+        environment.entropy,
         horizon=horizon,
         check_space=check_space,
         cache_bytes=settings.openmetadata.report_cache_bytes,
     )
     return RunStatus(
         reports,
-        seams.clock,
+        environment.clock,
         settings.openmetadata,
         settings.runs,
         tail=lambda: owner.tail,
-        expiry=ReportExpiry(seams.store, seams.clock, exists, ClockSkew(seams.newest_date)),
+        expiry=ReportExpiry(
+            environment.store, environment.clock, exists, ClockSkew(environment.newest_date)
+        ),
     )
 
 

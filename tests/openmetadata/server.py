@@ -156,7 +156,7 @@ class Server:
         life = self._life(self.store)
         self.node = life.node
         await self.node.start()
-        api = HttpApi(clock=self.clock, entropy=self.node.seams.entropy)
+        api = HttpApi(clock=self.clock, entropy=self.node.environment.entropy)
         self.app = build_app(self.node, api)
         transport = httpx.ASGITransport(cast("Any", self.app))
         self.client = httpx.AsyncClient(base_url="http://localhost", transport=transport)

@@ -26,7 +26,7 @@ class Switchboard:
         self.asked = 0
 
     def connect(self, url: str, node: Node) -> None:
-        self.nodes[url] = (node, Answers(node, node.seams.clock))
+        self.nodes[url] = (node, Answers(node, node.environment.clock))
 
     def kill(self, *urls: str) -> None:
         """Nobody gets an answer from there any more, and it gets none."""

@@ -12,7 +12,7 @@ from random import Random
 
 from service.node import Node
 from service.peers.rpc import Network
-from service.runtime.environment import Seams
+from service.runtime.environment import Environment
 from service.runtime.process import in_place
 from service.settings import Settings, Tuning
 from tailrace.logstore.objects.store import ObjectStore
@@ -63,7 +63,7 @@ class Life:
     def __post_init__(self) -> None:
         dice = Random(self.seed)
         self.node = Node(
-            Seams(
+            Environment(
                 store=self.store or open_store(self.fs, self.clock, dice),
                 fs=self.fs,
                 clock=self.clock,

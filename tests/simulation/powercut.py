@@ -112,7 +112,7 @@ class PowerCutFileSystem:
         after._now_ns = self._now_ns + 3600 * 1_000_000_000
         return after
 
-    # -- the seam
+    # -- the file system as the product calls it
 
     def open(self, path: str, mode: Mode) -> File:
         folder, name = self._parent(path)

@@ -52,7 +52,7 @@ class ShadowedDisk:
             node = inner
         _write(node, folder)
 
-    # -- the seam
+    # -- the file system as the product calls it
 
     def open(self, path: str, mode: Mode) -> File:
         self._note()

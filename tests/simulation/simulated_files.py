@@ -122,7 +122,7 @@ class SimulatedLock:
 
 
 def stat_of(inode: Inode) -> Stat:
-    """As the seam gives it."""
+    """As the environment gives it."""
     return Stat(len(inode.current), inode.modified_ns, inode.number)
 
 

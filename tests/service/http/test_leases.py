@@ -14,7 +14,7 @@ import pytest
 
 from service.http.admin import lease_routes, open_leases
 from service.http.app import HttpApi, build_app
-from service.runtime.environment import Seams
+from service.runtime.environment import Environment
 from tailrace.coordination.admin import LeaseAdmin, LeaseFilter
 from tailrace.coordination.lease import StoreTime
 from tailrace.coordination.memory_store import InMemoryPartitions
@@ -142,8 +142,10 @@ def test_a_store_that_is_away_keeps_nothing_from_starting() -> None:
     async def scenario(clock: VirtualClock) -> None:
         fs = PowerCutFileSystem()
         store = FaultyStore(open_store(fs, clock, Random(0)), Schedule({1: Fault.UNAVAILABLE}))
-        seams = Seams(store=store, fs=fs, clock=clock, entropy=Random(1), syncer=DirectSyncer)
-        async with open_leases(SourceCoordination(), seams) as leases:
+        environment = Environment(
+            store=store, fs=fs, clock=clock, entropy=Random(1), syncer=DirectSyncer
+        )
+        async with open_leases(SourceCoordination(), environment) as leases:
             assert store.calls == []
             with pytest.raises(StoreUnavailable):
                 await leases()

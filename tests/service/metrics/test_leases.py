@@ -40,7 +40,7 @@ def named(clock: VirtualClock, name: str = "node-A") -> NamedLeases:
 
 def sources_of(clock: VirtualClock, leases: NamedLeases, *work: Any) -> MetricSources:
     node = SimpleNamespace(
-        run_logs=SimpleNamespace(leases=leases), seams=SimpleNamespace(clock=clock)
+        run_logs=SimpleNamespace(leases=leases), environment=SimpleNamespace(clock=clock)
     )
     return MetricSources(cast("Any", node), cast("Any", None), work=work)
 

@@ -16,7 +16,7 @@ from service.metrics.declared import MetricSources
 from service.metrics.scrape import METRICS, families
 from service.node import Node
 from service.runtime.counters import MeteredStore, MeteredSyncer
-from service.runtime.environment import Seams
+from service.runtime.environment import Environment
 from service.runtime.process import in_place
 from service.settings import Settings, Tuning
 from service.wiring import Machine, make_engine, make_sources
@@ -134,7 +134,7 @@ class Watched:
         assert isinstance(clock, VirtualClock)
         store = SlowStore(self.store(clock), self.outage)
         return Node(
-            Seams(
+            Environment(
                 store=MeteredStore(store, clock, machine.store),
                 fs=self.fs,
                 clock=clock,

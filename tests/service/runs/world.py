@@ -11,7 +11,7 @@ from typing import Self
 from service.run_log.backlog import NoOtherNodes, RunLogPeers
 from service.run_log.listing import RunFilter, RunSummary
 from service.run_log.repair import Records
-from service.run_log.run_logs import RunLogs, Surroundings, open_run_logs
+from service.run_log.run_logs import RunLogDependencies, RunLogs, open_run_logs
 from service.runtime.process import in_place
 from service.settings import Settings, Tuning
 from service.shipping.watermarks import Watermarks
@@ -164,7 +164,7 @@ class World:
             self.random,
             patient(self.settings),
             self.tuning,
-            Surroundings(
+            RunLogDependencies(
                 self,
                 in_place,
                 confirmed_through=self._confirmed_through,
