@@ -102,7 +102,7 @@ SEARCHES = [
 
 
 class EmptyPin:
-    """A node without hot lines."""
+    """A node without lines in its journal."""
 
     node = "bench"
     confirmed_pos = 0

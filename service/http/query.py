@@ -337,8 +337,8 @@ _RESULT: Final = {
     "application/vnd.apache.parquet": {"schema": {"type": "string", "format": "binary"}},
 }
 _DESCRIPTION: Final = (
-    "Each record once, in ULID order, streamed: hot lines, segments and the table. The last "
-    'ndjson record is `{"stats": {…}}` and says whether the result is complete and where the '
+    "Each record once, in ULID order, streamed: lines in journals, segments and the table. The "
+    'last ndjson record is `{"stats": {…}}` and says whether the result is complete and where the '
     "next page begins; a result without it is partial. It counts the segments and the table's "
     "files that were to be read, those that failed and those that were skipped, and names what is "
     "missing. HEAD gives the counts as headers."

@@ -83,7 +83,7 @@ class Answers:
         )
         self._verbs: dict[str, Callable[[Message], Awaitable[bytes]]] = {
             "hello": self._hello,
-            "hot": self._hot,
+            "hot": self._unflushed,
             "metrics": self._metrics,
             "text": self._text,
             "wait": self._wait,
@@ -121,7 +121,7 @@ class Answers:
     async def _metrics(self, _: Message) -> bytes:
         return rpc.encode({}, [b"" if self._scrape is None else await self._scrape()])
 
-    async def _hot(self, message: Message) -> bytes:
+    async def _unflushed(self, message: Message) -> bytes:
         key = _key(message)
         async with self._held.of(key, journal_only=bool(message.head.get("held"))) as found:
             horizon = self._node.run_logs.deletions.horizon(key)

@@ -42,7 +42,7 @@ from service.peers import rpc
 from service.peers.register import NodeEntry, Peers
 from service.peers.rpc import Message, PeerRefused, PeerSilent
 from service.query.request import QueryRequest, UlidRange
-from service.query.sources import Encode, FoundElsewhere, HotRecords
+from service.query.sources import Encode, FoundElsewhere, JournalRecords
 from service.run_log.backlog import Elsewhere, Fork, HeldSource, Unfetched
 from service.run_log.chunks import Moved, NewBatches
 from tailrace.logstore import ulid as ulids
@@ -280,11 +280,11 @@ async def answer_records(pin: Callable[[], JournalPin], encode: Encode, message:
 def _encoded(
     pin: JournalPin, encode: Encode, fqn: str | None, run: str | None, tile: UlidRange
 ) -> bytes:
-    hot = HotRecords(pin, encode, tile, fqn, run)
-    size = hot.size(tile)
+    unflushed = JournalRecords(pin, encode, tile, fqn, run)
+    size = unflushed.size(tile)
     if size > _MOST_BYTES:
         raise LimitReached(f"{size} bytes of records are in no segment yet")
-    parts = encoded(hot.records(tile) if size else ())
+    parts = encoded(unflushed.records(tile) if size else ())
     head = {"confirmed": [pin.confirmed_seq, pin.confirmed_pos], "end": pin.end_pos}
     return rpc.encode(head, parts)
 

@@ -205,7 +205,7 @@ def run_details(engine: QueryEngine) -> Details:
             return batch.select(list(DETAILS)).filter(known).cast(_DETAILS)
 
         def in_journal() -> list[pa.RecordBatch]:
-            return [chosen(batch) for batch in engine.hot_records(request)]
+            return [chosen(batch) for batch in engine.journal_records(request)]
 
         found = await asyncio.to_thread(in_journal)
         if _has_all(found, wanted):

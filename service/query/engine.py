@@ -41,7 +41,7 @@ from service.query.request import QueryRequest, TileSizes
 from service.query.scan_copies import ScanCopies
 from service.query.search import Search
 from service.query.skip_indexes import FetchedIndexes, IndexFiles, NearestIndexes, SkipIndexes
-from service.query.sources import STORE, HotRecords, Look, SearchSources, View, open_view
+from service.query.sources import STORE, JournalRecords, Look, SearchSources, View, open_view
 from service.query.table_search import Nearer, TableSearch
 from service.query.text_scan import PageFetcher, Prefilter
 from service.runtime.health import Ongoing
@@ -594,12 +594,14 @@ class QueryEngine:
         """
         return await self._begin(request, open_view, details=True)
 
-    def hot_records(self, request: QueryRequest) -> Iterator[pa.RecordBatch]:
+    def journal_records(self, request: QueryRequest) -> Iterator[pa.RecordBatch]:
         """Yields records in this node's journal, without a database or the store. Blocks."""
         pin = self._sources.pin()
         try:
-            hot = HotRecords(pin, self._sources.encode, request.bounds, request.fqn, request.run)
-            yield from hot.records(request.bounds)
+            unflushed = JournalRecords(
+                pin, self._sources.encode, request.bounds, request.fqn, request.run
+            )
+            yield from unflushed.records(request.bounds)
         finally:
             pin.release()
 

@@ -124,8 +124,8 @@ def _named(request: QueryRequest, table: pa.Table) -> pa.Table:
 
 def _selected(database: Database, request: QueryRequest, table: pa.Table) -> pa.Table:
     statement = Statement(request)
-    scans = Scans({"hot": []})
-    database.feed("hot", RECORD_SCHEMA, iter(table.to_batches()))
+    scans = Scans({"journal": []})
+    database.feed("journal", RECORD_SCHEMA, iter(table.to_batches()))
     found = database.run(statement.records(scans, None, None), statement.parameters(_ALL, None))
     return pa.Table.from_batches([batch.cast(RECORD_SCHEMA) for batch in found], RECORD_SCHEMA)
 

@@ -32,8 +32,8 @@ from service.query.live_cursor import MatchedRecords, Reorder, StreamCursor, lat
 from service.query.request import QueryRequest, RecordKey, UlidRange
 from service.query.sources import (
     LOOKS,
-    HotOfAll,
-    HotRecords,
+    AllJournals,
+    JournalRecords,
     Look,
     Outdated,
     SearchedSegment,
@@ -196,7 +196,7 @@ class Reach:
                 view = held_view(sources, request, self._again())
             parts = [part for part in self.held.values() if part.num_rows]
             if parts:
-                view.hot = HotOfAll(view.hot, pa.concat_tables(parts))
+                view.unflushed = AllJournals(view.unflushed, pa.concat_tables(parts))
             return view
 
         return look
@@ -215,8 +215,10 @@ class Reach:
 
         async def look(sources: SearchSources, request: QueryRequest) -> View:
             pin = self._again()
-            hot = HotRecords(pin, sources.encode, request.bounds, request.fqn, request.run, start)
-            return await self._view(sources, pin, hot, node, [])
+            unflushed = JournalRecords(
+                pin, sources.encode, request.bounds, request.fqn, request.run, start
+            )
+            return await self._view(sources, pin, unflushed, node, [])
 
         return look
 
@@ -225,11 +227,11 @@ class Reach:
 
         async def look(sources: SearchSources, request: QueryRequest) -> View:
             pin = self._again()
-            none = HotRecords(
+            none = JournalRecords(
                 pin, sources.encode, request.bounds, request.fqn, request.run, pin.end_pos
             )
-            hot = HotOfAll(none, records) if records.num_rows else none
-            return await self._view(sources, pin, hot, node, segments)
+            unflushed = AllJournals(none, records) if records.num_rows else none
+            return await self._view(sources, pin, unflushed, node, segments)
 
         return look
 
@@ -237,13 +239,13 @@ class Reach:
         self,
         sources: SearchSources,
         pin: LivePin,
-        hot: HotRecords | HotOfAll,
+        unflushed: JournalRecords | AllJournals,
         node: str,
         segments: Sequence[SearchedSegment],
     ) -> View:
         deletions = await sources.deletions()
         report = SearchReport(nodes={node}, segments=len(segments))
-        return View(pin, hot, segments, FileIndex.of([]), deletions, report)
+        return View(pin, unflushed, segments, FileIndex.of([]), deletions, report)
 
     def _again(self) -> LivePin:
         if not self.pin.held:

@@ -280,7 +280,7 @@ class Search:
 
     def own_times(self, tile: UlidRange) -> tuple[int, int] | None:
         """Returns bounds of the own times of a range's records, in microseconds; None: unknown."""
-        if self._view.hot.size(tile) or self._view.segment_files(tile):
+        if self._view.unflushed.size(tile) or self._view.segment_files(tile):
             return None
         times = [file.times for file in self._view.table_files(tile)]
         known = [pair for pair in times if pair is not None]
@@ -421,8 +421,8 @@ class Search:
         if reads.found:
             sources["found"] = []
         sources |= view.segment_files(tile)
-        if view.hot.size(tile):
-            sources["hot"] = []
+        if view.unflushed.size(tile):
+            sources["journal"] = []
         return sources
 
     def _live(self, tile: UlidRange) -> Live:
@@ -442,8 +442,8 @@ class Search:
     ) -> dict[str, Any]:
         if reads.found:
             self._database().hold("found", pa.Table.from_batches(reads.found, RECORD_SCHEMA))
-        if "hot" in sources:
-            self._database().feed("hot", RECORD_SCHEMA, self._view.hot.records(tile))
+        if "journal" in sources:
+            self._database().feed("journal", RECORD_SCHEMA, self._view.unflushed.records(tile))
         files = {
             files_of(source): [literal(name) for name in names]
             for source, names in sources.items()

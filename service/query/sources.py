@@ -292,7 +292,7 @@ class Selected:
         return self.base.constant_attributes(int(self.indexes[index]))
 
 
-class HotRecords:
+class JournalRecords:
     """Records of the pinned journal beyond its confirmed segments, within `bounds`.
 
     With `since`, records from this position on instead.
@@ -383,10 +383,10 @@ AskOthers = Callable[[QueryRequest], Awaitable[FoundElsewhere]]
 """Asks the other nodes for their unflushed records. Raises `Unavailable`."""
 
 
-class HotOfAll:
-    """The journals of this node and of others as one, with the interface of `HotRecords`."""
+class AllJournals:
+    """The journals of this node and of others as one, with the interface of `JournalRecords`."""
 
-    def __init__(self, own: HotRecords | HotOfAll, elsewhere: pa.Table) -> None:
+    def __init__(self, own: JournalRecords | AllJournals, elsewhere: pa.Table) -> None:
         self._own = own
         self._elsewhere = elsewhere.combine_chunks()
 
@@ -509,7 +509,7 @@ class View:
     def __init__(
         self,
         pin: SearchPin,
-        hot: HotRecords | HotOfAll,
+        unflushed: JournalRecords | AllJournals,
         segments: Iterable[SearchedSegment],
         files: FileIndex,
         deletions: Sequence[Deletion],
@@ -517,7 +517,7 @@ class View:
         answers: StoreAnswers | None = None,
     ) -> None:
         self._answers = answers
-        self.hot = hot
+        self.unflushed = unflushed
         self.deletions = deletions
         self.report = report
         self._pin = pin
@@ -528,7 +528,7 @@ class View:
     def weights(self, bounds: UlidRange) -> Mapping[int, int]:
         """Returns stored bytes by hour, which decide where time is cut into ranges."""
         weights = dict(self._files.sizes())
-        for hour, size in self.hot.weights(bounds).items():
+        for hour, size in self.unflushed.weights(bounds).items():
             weights[hour] = weights.get(hour, 0) + size
         for segment in self._segments.values():
             for edge in (segment.low, segment.high):
@@ -554,7 +554,7 @@ class View:
     def size_beside_table(self, tile: UlidRange) -> int:
         """Returns the bytes of segments and journal that the range may have to read."""
         segments = sum(s.size for s in self._segments.values() if s.meets(tile))
-        return segments + self.hot.size(tile)
+        return segments + self.unflushed.size(tile)
 
     def leave_out(self, uri: str, reason: str) -> None:
         """Continues without a segment or a file of the table; the report names it."""
@@ -602,13 +602,13 @@ async def open_view(sources: SearchSources, request: QueryRequest) -> View:
     view.report.nodes.update(found.nodes)
     view.report.missing += [f"records of the node {node}" for node in found.silent]
     if found.records.num_rows:
-        view.hot = HotOfAll(view.hot, found.records)
+        view.unflushed = AllJournals(view.unflushed, found.records)
     return view
 
 
 def held_view(sources: SearchSources, request: QueryRequest, pin: SearchPin) -> View:
     """Returns a view of all that the journal holds, also of records that are stored by now."""
-    hot = HotRecords(
+    unflushed = JournalRecords(
         pin,
         lambda batches: record_batches(batches, Carry()),
         request.bounds,
@@ -620,7 +620,7 @@ def held_view(sources: SearchSources, request: QueryRequest, pin: SearchPin) -> 
     report = SearchReport(nodes={pin.node}, missing=[STORE])
     _say_unreadable(sources, request, report)
     deletions = [d for d in sources.known_deletions() if _concerns(d, request)]
-    return View(pin, hot, (), FileIndex({}), deletions, report)
+    return View(pin, unflushed, (), FileIndex({}), deletions, report)
 
 
 async def open_pinned(
@@ -660,7 +660,7 @@ async def _open(
     deletions = [d for d in await sources.deletions() if _concerns(d, request)]
     _say_unreadable(sources, request, report)
     report.segments, report.files, report.files_skipped = len(segments), files.count, seen.skipped
-    return View(pin, seen.hot, segments, files, deletions, report, sources.answers)
+    return View(pin, seen.unflushed, segments, files, deletions, report, sources.answers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -680,7 +680,7 @@ class _ListedSources:
     whole: bool
     files: FileIndex
     skipped: int
-    hot: HotRecords
+    unflushed: JournalRecords
 
 
 def _looked_up(
@@ -692,7 +692,7 @@ def _looked_up(
         [one for one in above.found if not _is_above(one.key, bounds)] if bounds else above.found
     )
     nodes = {key[0] for one in listed if (key := keys.parse_segment(one.key))}
-    hot = HotRecords(
+    unflushed = JournalRecords(
         pin,
         sources.encode,
         request.bounds,
@@ -713,7 +713,7 @@ def _looked_up(
     skipped = version.files.count - files.count
     left_out = left_out_markers(aside)
     return _ListedSources(
-        fresh, quarantined, left_out, missing, nodes, marks, whole, files, skipped, hot
+        fresh, quarantined, left_out, missing, nodes, marks, whole, files, skipped, unflushed
     )
 
 

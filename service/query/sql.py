@@ -5,7 +5,7 @@
         UNION ALL
         (SELECT … FROM read_parquet($segments) WHERE … ORDER BY … LIMIT n)
         UNION ALL
-        (SELECT … FROM hot                     WHERE … ORDER BY … LIMIT n))
+        (SELECT … FROM journal                 WHERE … ORDER BY … LIMIT n))
     ORDER BY ulid, fqn, run_id, source, pos LIMIT n
 
 With a limit each source is cut on its own, since DuckDB skips row groups that cannot reach a Top-N
@@ -76,10 +76,10 @@ _RANKS: Final = {
     "found": 0,
     **dict.fromkeys(("table", "bare", "unmarked", "bare unmarked", "copies"), 0),
     **dict.fromkeys(("segments", PLAIN_SEGMENTS, "unmarked segments"), 1),
-    "hot": 2,
+    "journal": 2,
 }
 _SOURCES: Final = {
-    name: (rank, name if name in ("found", "hot") else _scan(name, f"${files_of(name)}"))
+    name: (rank, name if name in ("found", "journal") else _scan(name, f"${files_of(name)}"))
     for name, rank in _RANKS.items()
 }
 """By name, the rank among copies of a record, and the FROM clause.

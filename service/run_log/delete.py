@@ -208,11 +208,11 @@ class Deleter:
         await self._make_room()
         manifests = await self._manifests_of(fqn)
         foreign = await self._not_imported(fqn)
-        hot = self._hot_runs(fqn)
+        unflushed = self._unflushed_runs(fqn)
         elsewhere = await self._highest_elsewhere(fqn, None)
         await _check(wanted)
         t = self._horizon(
-            [*manifests, *[Manifest(key) for key in hot]], [elsewhere, *foreign.values()]
+            [*manifests, *[Manifest(key) for key in unflushed]], [elsewhere, *foreign.values()]
         )
         await self._begin(fqn, None, t)
         try:
@@ -227,7 +227,7 @@ class Deleter:
             raise
         await self.news.tell(fqn, None, t)
         gone = {m.key.run for m in manifests if m.state != "deleted"}
-        return sorted(gone | {key.run for key in [*hot, *foreign]})
+        return sorted(gone | {key.run for key in [*unflushed, *foreign]})
 
     def highest(self, fqn: str, run: str | None) -> int:
         """Returns the highest ULID of a run, or a pipeline's runs, that is known or deleted here.
@@ -433,7 +433,7 @@ class Deleter:
                 continue
         return found
 
-    def _hot_runs(self, fqn: str) -> list[RunKey]:
+    def _unflushed_runs(self, fqn: str) -> list[RunKey]:
         """Returns runs of the pipeline with undeleted lines in the journal."""
         with self._pin() as pin:
             batches = pin.batches(start=self._progress.flushed_pos)

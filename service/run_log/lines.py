@@ -84,7 +84,7 @@ async def read_lines(
             at = int(stretch.indexes[first])
             if last <= first and (start > line or not has_plain_records(stretch.batches, at)):
                 await snapshot.line_indexes.prepare(stretch.batches, at)
-            part = _hot_lines(snapshot, start, end, budget, bool(pieces))
+            part = _unflushed_lines(snapshot, start, end, budget, bool(pieces))
         if part.end == start:
             break
         pieces.append(part.text)
@@ -176,7 +176,7 @@ def _trim(text: bytes, skip: int, count: int) -> bytes:
     return text[begin : int(ends[skip + count - 1])]
 
 
-class HotRows(NamedTuple):
+class LineRows(NamedTuple):
     """Rows of a stretch, from `first` to before `last`; the first begins with line `line`.
 
     Without any whole row, `last` is `first` or below.
@@ -188,7 +188,7 @@ class HotRows(NamedTuple):
     line: int
 
 
-def rows_of_lines(snapshot: RunSnapshot, start: int, end: int, budget: int) -> HotRows:
+def rows_of_lines(snapshot: RunSnapshot, start: int, end: int, budget: int) -> LineRows:
     """Returns the whole rows after the chunks from line `start` on.
 
     They end at line `end` at the latest, and have at most `budget` bytes.
@@ -201,10 +201,12 @@ def rows_of_lines(snapshot: RunSnapshot, start: int, end: int, budget: int) -> H
         int(np.searchsorted(stretch.byte_ends, begin + budget, "right")),
     )
     line = int(stretch.ends[first]) - int(stretch.rows["lines"][first])
-    return HotRows(stretch, first, last, line)
+    return LineRows(stretch, first, last, line)
 
 
-def _hot_lines(snapshot: RunSnapshot, start: int, end: int, budget: int, some: bool) -> LineRange:
+def _unflushed_lines(
+    snapshot: RunSnapshot, start: int, end: int, budget: int, some: bool
+) -> LineRange:
     """Reads whole batches, or a part of the first if not all of it is requested or fits."""
     stretch, first, last, line = rows_of_lines(snapshot, start, end, budget)
     skip = start - line
@@ -377,7 +379,7 @@ async def read_parts(
         if start < snapshot.chunk_lines:
             found = await _chunk_parts(snapshot, start, end, budget, text or snapshot.chunks.text)
         else:
-            found = _hot_parts(snapshot, start, end, budget, bool(parts))
+            found = _unflushed_parts(snapshot, start, end, budget, bool(parts))
         if not found.parts:
             break
         if not parts:
@@ -478,7 +480,9 @@ def _without_end(part: RecordPart, end: int, wanted: int) -> tuple[RecordPart, i
 # --- after the chunks ---------------------------------------------------------------------------
 
 
-def _hot_parts(snapshot: RunSnapshot, start: int, end: int, budget: int, some: bool) -> PartLines:
+def _unflushed_parts(
+    snapshot: RunSnapshot, start: int, end: int, budget: int, some: bool
+) -> PartLines:
     """Reads whole batches, or a part of the first if not all of it is wanted or fits."""
     stretch, first, last, line = rows_of_lines(snapshot, start, end, budget)
     if last <= first or start > line:

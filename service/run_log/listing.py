@@ -253,7 +253,7 @@ class RunNames:
 
     fqn: str
     entries: list[RunEntry]
-    hot: Mapping[str, RunKey] = field(default_factory=dict)
+    unflushed: Mapping[str, RunKey] = field(default_factory=dict)
     upstream: Mapping[str, RunSummary] = field(default_factory=dict)
     silent: tuple[str, ...] = ()
     reported: Mapping[str, ObjectInfo] = field(default_factory=dict)
@@ -529,7 +529,7 @@ _READ_PIPELINES = 10_000  # for one page
 _AFTER_NAME = "n1."
 
 
-class _Hot(NamedTuple):
+class _UnflushedRuns(NamedTuple):
     """Runs with lines in journals, and the nodes that did not answer."""
 
     keys: list[RunKey]
@@ -587,14 +587,18 @@ class Listing:
     async def _held_page(self, fqn: str, wanted: RunFilter, limit: int) -> RunPage:
         """Returns runs of which nodes hold lines, without their states and outcomes."""
         wanted = replace(wanted, states=frozenset())
-        hot = await self._held(fqn)
-        found = [] if wanted.outcomes else await self._held_runs(hot, wanted, limit)
-        return RunPage([ListedRun(run, None, None) for run in found], None, hot.silent, held=True)
+        unflushed = await self._held(fqn)
+        found = [] if wanted.outcomes else await self._held_runs(unflushed, wanted, limit)
+        return RunPage(
+            [ListedRun(run, None, None) for run in found], None, unflushed.silent, held=True
+        )
 
-    async def _held_runs(self, hot: _Hot, wanted: RunFilter, limit: int) -> list[RunSummary]:
+    async def _held_runs(
+        self, unflushed: _UnflushedRuns, wanted: RunFilter, limit: int
+    ) -> list[RunSummary]:
         """Returns at most `limit` of them, newest first."""
         found: list[RunSummary] = []
-        for key in hot.keys:
+        for key in unflushed.keys:
             if wanted.name is not None and not wanted.name(key.run):
                 continue
             async with self._snapshots.held(key) as snapshot:
@@ -607,9 +611,9 @@ class Listing:
 
     async def newest_held(self, fqn: str) -> Newest:
         """Returns the run that began last among those of which nodes hold lines."""
-        hot = await self._held(fqn)
-        found = await self._held_runs(hot, RunFilter(), _HELD_RUNS)
-        return Newest(found[0] if found else None, hot.silent)
+        unflushed = await self._held(fqn)
+        found = await self._held_runs(unflushed, RunFilter(), _HELD_RUNS)
+        return Newest(found[0] if found else None, unflushed.silent)
 
     async def newest(self, fqn: str, reported: ReportedRuns) -> Newest:
         """Returns the first run of a pipeline's list. Raises `StoreUnavailable`.
@@ -626,12 +630,12 @@ class Listing:
 
     async def _names(self, fqn: str, reported: ReportedRuns) -> RunNames:
         """Lists all runs of a pipeline, without reading any."""
-        begun, hot = self._hot_times(fqn)
+        begun, unflushed = self._unflushed_times(fqn)
         elsewhere = await self._elsewhere(fqn)
         late = await self._late(fqn, elsewhere.silent)
         for key, ulid in [*elsewhere.runs, *self._inherited(fqn)]:
             begun.pop(key, None)
-            hot[key] = max(hot.get(key, 0), ulid >> 80)
+            unflushed[key] = max(unflushed.get(key, 0), ulid >> 80)
         prefix = keys.manifests_of(fqn)
         found: dict[str, RunEntry] = {}
         async for info in self._store.list(prefix):
@@ -641,11 +645,11 @@ class Listing:
         others = {encode(run): summary for run, summary in upstream.items()}
         found |= {name: RunEntry(summary.last_ms or 0, name) for name, summary in others.items()}
         said = await reported.components(fqn)
-        names = {encode(key.run): key for key in hot}
+        names = {encode(key.run): key for key in unflushed}
         own = {encode(key.run): first for key, first in begun.items()}
         own = {name: first for name, first in own.items() if name not in found and name not in said}
         for name, key in names.items():
-            moment = max(hot[key], found[name].moment if name in found else 0)
+            moment = max(unflushed[key], found[name].moment if name in found else 0)
             found[name] = RunEntry(moment, name)
         for name, info in said.items():
             there = found.get(name, RunEntry(info.modified_ms, name, info.etag))
@@ -654,8 +658,8 @@ class Listing:
 
     async def _summary(self, names: RunNames, component: str) -> RunSummary | None:
         """Returns a run as it is now; None if it is gone."""
-        if component in names.hot:
-            return await self._snapshots.with_one(names.hot[component], _of_snapshot)
+        if component in names.unflushed:
+            return await self._snapshots.with_one(names.unflushed[component], _of_snapshot)
         manifest = await self._manifest(f"{keys.manifests_of(names.fqn)}{component}.json")
         if manifest is None:
             return names.upstream.get(component)
@@ -666,7 +670,7 @@ class Listing:
         """Returns a test whether the store says that a silent node holds lines of a run."""
         return await self._held_in(fqn, silent) if silent else nothing_late
 
-    def _hot_times(self, fqn: str) -> tuple[dict[RunKey, int], dict[RunKey, int]]:
+    def _unflushed_times(self, fqn: str) -> tuple[dict[RunKey, int], dict[RunKey, int]]:
         """Returns times of the oldest and newest ids of runs with unflushed lines in the journal.
 
         The oldest do not include runs that were ever deleted.
@@ -689,7 +693,7 @@ class Listing:
 
     async def pipelines(self) -> list[str]:
         """Returns the names of all pipelines that have runs, in order."""
-        found = {key.fqn for key in (await self._hot()).keys}
+        found = {key.fqn for key in (await self._unflushed()).keys}
         async for folder in self._store.folders(keys.RUNS):
             name = await self._pipeline(folder)
             if name is not None:
@@ -708,18 +712,18 @@ class Listing:
         except (StoreUnavailable, NodeNotReady):
             if after is not None:  # the next try continues there
                 return NamePage([], after, held=True)
-            hot = await self._held(None)
-            names = sorted({key.fqn for key in hot.keys})
+            unflushed = await self._held(None)
+            names = sorted({key.fqn for key in unflushed.keys})
             names = [name for name in names if wanted is None or wanted(name)]
-            return NamePage(names[:limit], None, hot.silent, held=True)
+            return NamePage(names[:limit], None, unflushed.silent, held=True)
 
     async def _pipeline_page(
         self, wanted: TextTest | None, limit: int, after: str | None, reported: ReportedRuns
     ) -> NamePage:
-        known = await self._hot()
-        hot = {encode(key.fqn): key.fqn for key in known.keys}
+        known = await self._unflushed()
+        unflushed = {encode(key.fqn): key.fqn for key in known.keys}
         behind = _behind_name(after)
-        found = set(hot)
+        found = set(unflushed)
         async for folder in self._store.folders(keys.RUNS):
             found.add(folder.removeprefix(keys.RUNS).strip("/"))
         said = set(await reported.pipelines())
@@ -729,7 +733,7 @@ class Listing:
         for number, component in enumerate(left):
             if len(names) == limit or number == _READ_PIPELINES:
                 return NamePage(names, _AFTER_NAME + left[number - 1], known.silent)
-            name = hot.get(component) or await self._pipeline(f"{keys.RUNS}{component}/")
+            name = unflushed.get(component) or await self._pipeline(f"{keys.RUNS}{component}/")
             if name is None and component in said:
                 name = await reported.pipeline(component)
             if name is not None and (wanted is None or wanted(name)):
@@ -784,21 +788,23 @@ class Listing:
     def _deleted(self, key: RunKey) -> int:
         return self._deletions.horizon(key)
 
-    async def _hot(self, fqn: str | None = None) -> _Hot:
+    async def _unflushed(self, fqn: str | None = None) -> _UnflushedRuns:
         """Returns runs with undeleted lines in any node's journal, of a pipeline or of all."""
         elsewhere = await self._elsewhere(fqn)
         own = self._own(self._progress.flushed_pos)
         theirs = [key for key, _ in [*elsewhere.runs, *self._inherited(fqn)]]
-        return _Hot(list(dict.fromkeys([*own, *theirs])), elsewhere.silent)
+        return _UnflushedRuns(list(dict.fromkeys([*own, *theirs])), elsewhere.silent)
 
-    async def _held(self, fqn: str | None) -> _Hot:
+    async def _held(self, fqn: str | None) -> _UnflushedRuns:
         """Does as `_hot`, without the store: the newest lines first, also of flushed runs."""
         elsewhere = await self._elsewhere(fqn, held=True)
         newest = dict(elsewhere.runs)
         for key, ulid in self._own(0).items():
             if fqn in (None, key.fqn):
                 newest[key] = max(ulid, newest.get(key, 0))
-        return _Hot(sorted(newest, key=lambda key: newest[key], reverse=True), elsewhere.silent)
+        return _UnflushedRuns(
+            sorted(newest, key=lambda key: newest[key], reverse=True), elsewhere.silent
+        )
 
     def _own(self, start: int) -> dict[RunKey, int]:
         """Returns runs with undeleted lines in the journal from a position on; their newest ids."""

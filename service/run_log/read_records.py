@@ -175,7 +175,9 @@ async def _sweep(
 ) -> _Rows:
     """Returns the nearest rows on one side of a ULID, the nearest first, until they are enough."""
     edge = await _edge(snapshot, ulid)
-    kept = _nearest(_beyond(snapshot, _hot_rows(snapshot), edge, forward), lines, size, forward)
+    kept = _nearest(
+        _beyond(snapshot, _unflushed_rows(snapshot), edge, forward), lines, size, forward
+    )
     for nearest, place, number in await _pieces(snapshot, edge.batch, forward):
         if _enough(kept, lines, size):
             last = _batch(kept[-1])
@@ -226,7 +228,7 @@ async def _pieces(
     return found
 
 
-def _hot_rows(snapshot: RunSnapshot) -> _Rows:
+def _unflushed_rows(snapshot: RunSnapshot) -> _Rows:
     parts = [np.empty(0, _ROW)]
     for stretch in snapshot.stretches:
         rows = _rows_of(stretch.rows)

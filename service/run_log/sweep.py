@@ -465,7 +465,7 @@ class Sweeper:
 
     async def _sweep_run(self, info: ObjectInfo, clean: dict[str, str]) -> None:
         manifest = manifest_at(info.key, (await self._store.get(info.key))[1])
-        if self._has_hot(manifest):
+        if self._has_unflushed(manifest):
             return
         if self._settings.expires(manifest.key.fqn, manifest.last_ms, self._now_ms()):
             async with self._locks.of(manifest.key):
@@ -497,7 +497,7 @@ class Sweeper:
             return False
         return self._now_ms() - alive_ms(await self._reported(manifest.key)) >= patience_ms
 
-    def _has_hot(self, manifest: Manifest) -> bool:
+    def _has_unflushed(self, manifest: Manifest) -> bool:
         with self._pin() as pin:
             start = max(manifest.dealt_with(pin.node), pin.first_pos)
             return len(pin.batches(run=manifest.key, start=start).rows) > 0
@@ -510,7 +510,7 @@ class Sweeper:
         try:
             beyond = await self._remote_state.held(key)
             newest = (await self._manifests.get(key)).manifest
-            if beyond(newest) or self._has_hot(newest) or not await self._abandoned(newest):
+            if beyond(newest) or self._has_unflushed(newest) or not await self._abandoned(newest):
                 return
             if held.valid() and await self._close(key, newest):
                 self.finalised += 1

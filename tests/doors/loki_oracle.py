@@ -230,7 +230,7 @@ async def ask(client: httpx.AsyncClient, query: Mapping[str, str]) -> Any:
 
 
 def world_of(root: Path) -> World:
-    """Our side: half of the lines are hot, as one run for each stream."""
+    """Our side: half of the lines are in the journal, as one run for each stream."""
     world = World(root)
     for number, stream in enumerate(STREAMS):
         sent = [one for one in corpus() if one.stream == number]
@@ -250,7 +250,7 @@ def world_of(root: Path) -> World:
             at = ulid.lowest_at(NOW_MS) + ((number * 2 + part + 1) << 25)
             entry = (key, at, text, None, meta)
             if part:
-                world.hot([entry], known=False)
+                world.unflushed([entry], known=False)
             else:
                 world.merge([entry], {})
     return world

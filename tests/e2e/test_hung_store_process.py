@@ -98,7 +98,7 @@ async def test_a_search_goes_on_without_a_store_that_freezes_within_it(
             found = {key async for batch in running.batches() for key in RecordKey.of(batch)}
             held = {
                 RecordKey(ulid.encode(entry[1] + number), *entry[0])
-                for entry in world._hot
+                for entry in world._unflushed
                 for number in range(entry[2].count(b"\n"))
             }
             assert held

@@ -42,7 +42,7 @@ async def client_of(engine: QueryEngine) -> AsyncIterator[httpx.AsyncClient]:
 async def test_the_answers_name_fields_and_values_of_the_newest_records(tmp_path: Path) -> None:
     world = World(tmp_path)
     text = b'k="a b" n=1\n{"user id":7}\nk=c\n'
-    world.hot([(RUNS[0], ulid.lowest_at(NOW_MS), text)])
+    world.unflushed([(RUNS[0], ulid.lowest_at(NOW_MS), text)])
     world.merge([(RUNS[1], ulid.lowest_at(NOW_MS - 120_000), b"k=old\n")], {})
     asked = {"from": f"{NOW_MS - 150_000}", "sample": "3"}
     async with engine_of(world) as engine, client_of(engine) as client:

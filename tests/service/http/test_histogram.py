@@ -44,7 +44,7 @@ async def client_of(engine: QueryEngine) -> AsyncIterator[httpx.AsyncClient]:
 async def test_the_answer_has_every_bucket_and_the_stats(tmp_path: Path) -> None:
     world = World(tmp_path)
     text = b"plain\nERROR one\nWARN two\n"
-    world.hot([(RUNS[0], ulid.lowest_at(NOW_MS), text)])
+    world.unflushed([(RUNS[0], ulid.lowest_at(NOW_MS), text)])
     world.merge([(RUNS[1], ulid.lowest_at(NOW_MS - 120_000), b"ERROR x\n")], {})
     asked = {"from": f"{NOW_MS - 150_000}", "to": f"{NOW_MS}", "step": "1m"}
     async with engine_of(world) as engine, client_of(engine) as client:
@@ -131,7 +131,7 @@ async def test_a_client_that_leaves_ends_its_count(tmp_path: Path) -> None:
 
 async def test_from_the_beginning_is_from_the_first_record(tmp_path: Path) -> None:
     world = World(tmp_path)
-    world.hot([(RUNS[0], ulid.lowest_at(NOW_MS), b"late\n")])
+    world.unflushed([(RUNS[0], ulid.lowest_at(NOW_MS), b"late\n")])
     world.merge([(RUNS[0], ulid.lowest_at(NOW_MS - 3_600_000), b"early\n")], {})
     world.merge([(RUNS[1], ulid.lowest_at(NOW_MS - 7_200_000), b"of another run\n")], {})
     asked = {"from": "0", "to": f"{NOW_MS}", "step": "10m", "q": "late"}
@@ -159,7 +159,7 @@ async def test_lines_that_came_late_are_counted_and_found_by_their_own_time(
     ]
     world.merge(entries[:2], {})
     await world.segment(entries[2:3])
-    world.hot([entries[3], entries[0]])
+    world.unflushed([entries[3], entries[0]])
     async with engine_of(world) as engine, client_of(engine) as client:
         asked = "from=2025-03-02&to=2025-03-05&by=ts"
         reply = (await client.get(f"/query/histogram?{asked}&step=1d")).json()

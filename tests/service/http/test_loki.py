@@ -44,7 +44,7 @@ def world_of(root: Path) -> World:
         levels=[level for _, level, _ in LINES],
         attributes=[attributes for _, _, attributes in LINES],
     )
-    world.hot([(KEY, ulid.lowest_at(NOW_MS), text, None, meta)], known=False)
+    world.unflushed([(KEY, ulid.lowest_at(NOW_MS), text, None, meta)], known=False)
     world.merge([(RunKey("other", "r"), ulid.lowest_at(NOW_MS - 120_000), b"plain\n")], {})
     return world
 
@@ -127,7 +127,7 @@ async def test_a_pushed_line_keeps_its_nanoseconds(tmp_path: Path) -> None:
     world, at_us = World(tmp_path), (END_S - 60) * 1_000_000
     exact = {"time_unix_nano": f"{at_us * 1_000 + 789}", "app": "web"}
     meta = RecordMeta([2], [at_us], [None], [exact])
-    world.hot([(KEY, ulid.lowest_at(NOW_MS), b"x\n", None, meta)], known=False)
+    world.unflushed([(KEY, ulid.lowest_at(NOW_MS), b"x\n", None, meta)], known=False)
     async with engine_of(world) as engine, client_of(engine) as client:
         (stream,) = await found(client, '{app="web"}')
         assert stream["values"] == [[exact["time_unix_nano"], "x"]]
@@ -143,7 +143,7 @@ async def test_pages_by_nanoseconds_have_each_line_once(tmp_path: Path) -> None:
     meta = RecordMeta(
         [2 * n + 2 for n in range(len(times))], [at // 1_000 for at in times], [None] * 5, exact
     )
-    world.hot([(KEY, ulid.lowest_at(NOW_MS), text, None, meta)], known=False)
+    world.unflushed([(KEY, ulid.lowest_at(NOW_MS), text, None, meta)], known=False)
     async with engine_of(world) as engine, client_of(engine) as client:
         for number, at in enumerate(times):
             before = await found(client, '{run=~".+"}', end=str(at + 1))

@@ -31,7 +31,7 @@ Get = Callable[..., Any]
 
 
 def world_of(root: Path) -> World:
-    """Two pipelines, each with hot lines and lines of the table that name it in all their parts."""
+    """Two pipelines, with lines in the journal and in the table, which name it everywhere."""
     world = World(root)
     for number, fqn in enumerate(("shop", "bank")):
         for part in range(2):
@@ -45,7 +45,7 @@ def world_of(root: Path) -> World:
             at = ulid.lowest_at(NOW_MS - 120_000) | (number * 2 + part + 1) << 25
             entry = (RunKey(fqn, f"run-{fqn}"), at, line.encode(), None, meta)
             if part:
-                world.hot([entry], known=False)
+                world.unflushed([entry], known=False)
             else:
                 world.merge([entry], {})
     return world

@@ -50,7 +50,7 @@ async def mixed(root: Path) -> World:
     world = World(root)
     world.merge([entry(rng) for _ in range(10)], {})
     await world.segment([entry(rng) for _ in range(10)])
-    world.hot([entry(rng) for _ in range(10)])
+    world.unflushed([entry(rng) for _ in range(10)])
     return world
 
 
@@ -288,7 +288,7 @@ async def test_ndjson_that_breaks_off_says_why_and_has_no_stats(tmp_path: Path) 
     clock = HandClock()
     world = World(tmp_path)
     text = b"x" * 100 + b"\n"
-    world.hot([(RUNS[0], ulid.lowest_at(NOW_MS) | i << 25, text * 1_000) for i in range(60)])
+    world.unflushed([(RUNS[0], ulid.lowest_at(NOW_MS) | i << 25, text * 1_000) for i in range(60)])
     async with engine_of(world, clock, stall_seconds=5) as engine:
         connection = Connection("/query", b"from=0")
         answering = asyncio.ensure_future(

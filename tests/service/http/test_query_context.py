@@ -22,7 +22,7 @@ async def mixed(root: Path, dice: random.Random) -> World:
     world = World(root)
     world.merge([entry(dice) for _ in range(20)], {})
     await world.segment([entry(dice) for _ in range(20)])
-    world.hot([entry(dice) for _ in range(20)])
+    world.unflushed([entry(dice) for _ in range(20)])
     return world
 
 

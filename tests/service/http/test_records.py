@@ -90,7 +90,9 @@ async def every_way_agrees(client: httpx.AsyncClient) -> None:
         assert again[0][1] == expected[number + 1]
 
 
-async def test_each_record_is_what_a_search_says_hot_flushed_and_closed(tmp_path: Path) -> None:
+async def test_each_record_is_what_a_search_says_unflushed_flushed_and_closed(
+    tmp_path: Path,
+) -> None:
     settings = settings_for(tmp_path, flush={"segment_seconds": 3600})
     async with service(settings) as (client, _):
         await client.post(

@@ -18,7 +18,7 @@ ALL = QueryRequest()
 async def scattered(
     world: World, seed: int, written: Callable[[Entry], Entry] = lambda given: given
 ) -> World:
-    """Batches in the table, in segments of two nodes and hot, many of them in several.
+    """Batches in the table, in segments of two nodes and in the journal, many of them in several.
 
     What `written` makes of each is put there.
     """
@@ -39,7 +39,7 @@ async def scattered(
     for _ in range(rng.randrange(3)):
         await world.segment(some(0.3))
     await world.segment(some(0.3), "node-02")
-    world.hot(some(0.2))
+    world.unflushed(some(0.2))
     return world
 
 

@@ -29,7 +29,7 @@ class Shipped:
     seq: int = 0
     mark: int = 0
     journal: Journal = field(init=False)
-    _hot: list[Entry] = field(default_factory=list)
+    _unflushed: list[Entry] = field(default_factory=list)
     _segments: list[Sequence[Entry]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -40,7 +40,7 @@ class Shipped:
         for entry in entries:
             await put(self.journal, entry[2], entry[1], run=entry[0])
             self.world.know(entry)
-        self._hot += entries
+        self._unflushed += entries
 
     async def flush(self) -> None:
         """The journal has no line of them any more, and its file is gone."""
@@ -58,8 +58,8 @@ class Shipped:
         journal.confirm(cut)
         journal.roll()
         journal.release(cut.end)
-        self._segments.append(self._hot)
-        self.seq, self._hot = cut.seq, []
+        self._segments.append(self._unflushed)
+        self.seq, self._unflushed = cut.seq, []
 
     async def merge(self) -> None:
         """All segments are in the table."""
@@ -73,5 +73,5 @@ class Shipped:
         await self.world.store.delete([keys.segment(node, n + 1) for n in range(self.mark)])
 
     def pin(self) -> JournalPin:
-        """The hot part of now."""
+        """The unflushed part of now."""
         return self.journal.pin()

@@ -82,7 +82,7 @@ async def test_the_keys_of_an_assumed_role_do_as_well(
     role = bucket.through(bucket.endpoint_url, role_arn="arn:aws:iam::123456789012:role/any")
     async with role.open() as store:
         other = World(tmp_path, role, store, records=world.records)
-        other.hot(world._hot)
+        other.unflushed(world._unflushed)
         async with engine_of(other, file_cache_bytes=0) as engine:
             assert (await search(engine, ALL))[0] == world.expected(ALL)
 

@@ -44,7 +44,7 @@ async def filled(world: World, source: str) -> None:
     elif source == "segments":
         await world.segment(entries)
     else:
-        world.hot(entries)
+        world.unflushed(entries)
 
 
 async def found(engine: QueryEngine, q: str, **more: Any) -> list[dict[str, Any]]:
@@ -83,7 +83,7 @@ async def charted(engine: QueryEngine, q: str) -> dict[str | None, int]:
     return {level: n for bucket in buckets for level, n in bucket.levels.items()}
 
 
-@pytest.mark.parametrize("source", ["table", "segments", "hot"])
+@pytest.mark.parametrize("source", ["table", "segments", "journal"])
 async def test_one_traceback_is_one_error(tmp_path: Path, source: str) -> None:
     world = World(tmp_path)
     await filled(world, source)

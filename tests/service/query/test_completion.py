@@ -185,7 +185,7 @@ async def test_values_of_columns_find_exactly_theirs(tmp_path: Path, field: str)
     text = "2026-11-21T09:00:00.123456Z INFO a\n2026-11-21T09:00:00.123999Z WARN b\nplain\n"
     old = "1969-12-31T23:59:59.999Z INFO a\n"
     for run, at, lines in ((RUNS[0], 0, text), (RUNS[1], 1, text), (RUNS[2], 2, old)):
-        world.hot([(run, ulid.lowest_at(NOW_MS + at), lines.encode())])
+        world.unflushed([(run, ulid.lowest_at(NOW_MS + at), lines.encode())])
     async with engine_of(world) as engine:
         given = await seen_values(engine, field=field)
         assert given.values
@@ -200,7 +200,7 @@ async def test_values_are_the_most_frequent_that_begin_so(tmp_path: Path) -> Non
     world = World(tmp_path)
     long = "x" * (MAX_VALUE_CHARS + 1)
     text = f"k=b\nk=a\nk=b\nk=c k=b\nnone\nk={long}\nERROR k=ab\n"
-    world.hot([(RUNS[0], ulid.lowest_at(NOW_MS), text.encode())])
+    world.unflushed([(RUNS[0], ulid.lowest_at(NOW_MS), text.encode())])
     async with engine_of(world) as engine:
         two = await seen_values(engine, field="logfmt.k", limit="2")
         begun = await seen_values(engine, field='logfmt."k"', prefix="a")
@@ -220,7 +220,7 @@ async def test_spellings_of_a_number_are_one_value(tmp_path: Path, name: str) ->
     ids = ("12345678901234567", "12345678901234568")  # as floats they are equal
     numbers = ("503.0", "503", '"503"', "5.03e2", "404", *ids)
     text = "".join(f'{{"s":{number}}}\ns={number} x\n' for number in numbers)
-    world.hot([(RUNS[0], ulid.lowest_at(NOW_MS), text.encode())])
+    world.unflushed([(RUNS[0], ulid.lowest_at(NOW_MS), text.encode())])
     expected: dict[str, int] = {"503": 4, "404": 1, **dict.fromkeys(ids, 1)}
     asked = CountRequest.parse({"by": f"level,{name}", "from": "0"}, now_ms=NOW_MS)
     async with engine_of(world) as engine:
@@ -240,7 +240,7 @@ async def test_spellings_of_a_number_are_one_value(tmp_path: Path, name: str) ->
 async def test_attributes_and_kinds(tmp_path: Path) -> None:
     world = World(tmp_path)
     lines = ['{"n":1,"m":1,"t":true,"s":"7"}', '{"n":"1e3","m":"x"}', "n=1 m=2", "n=x m=3 n=1"]
-    world.hot([(RUNS[0], ulid.lowest_at(NOW_MS), "".join(f"{x}\n" for x in lines).encode())])
+    world.unflushed([(RUNS[0], ulid.lowest_at(NOW_MS), "".join(f"{x}\n" for x in lines).encode())])
     async with engine_of(world) as engine:
         found = {f.name: f for f in (await seen_fields(engine)).fields}
     assert found["pos"] == SeenField("pos", 4, "number")
@@ -255,11 +255,11 @@ async def test_attributes_and_kinds(tmp_path: Path) -> None:
 async def test_names_are_bounded_in_number_and_length(tmp_path: Path) -> None:
     world = World(tmp_path)
     many = json.dumps({f"k{n}": n for n in range(MAX_FIELDS + 1)})
-    world.hot([(RUNS[0], ulid.lowest_at(NOW_MS), f"{many}\n".encode())])
+    world.unflushed([(RUNS[0], ulid.lowest_at(NOW_MS), f"{many}\n".encode())])
     long = json.dumps({"k" * MAX_NAME_CHARS: 1, "k": {"k": [{"k": 1}]}})
-    world.hot([(RUNS[1], ulid.lowest_at(NOW_MS), f"{long}\n".encode())])
+    world.unflushed([(RUNS[1], ulid.lowest_at(NOW_MS), f"{long}\n".encode())])
     deep = '{"a":' * 3_000 + "1" + "}" * 3_000
-    world.hot([(RUNS[2], ulid.lowest_at(NOW_MS), f"{deep}\n".encode())])
+    world.unflushed([(RUNS[2], ulid.lowest_at(NOW_MS), f"{deep}\n".encode())])
     async with engine_of(world) as engine:
         found = await seen_fields(engine)
         short = await seen_fields(engine, f"from=0 fqn={RUNS[1].fqn} run={RUNS[1].run}")

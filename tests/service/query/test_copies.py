@@ -23,7 +23,7 @@ from tailrace.logstore.segments.writer import record_batches
 from tests.batches import Entry, make_batches
 from tests.service.query.world import NODE, NOW_MS, RUNS, World, engine_of
 
-SOURCES = ("table", "segments", "hot")
+SOURCES = ("table", "segments", "journal")
 COUNT = 40
 
 
@@ -48,7 +48,7 @@ async def stored(world: World, levels: dict[str, str], entries: list[Entry]) -> 
             await world.segment(entries, carry=before(level))
         else:
             world.encode = partial(record_batches, carry=before(level))
-            world.hot(entries)
+            world.unflushed(entries)
 
 
 def some_entries(dice: random.Random) -> list[Entry]:
@@ -66,7 +66,7 @@ async def levels_of(world: World, request: QueryRequest) -> list[str | None]:
         ]
 
 
-@pytest.mark.parametrize("sources", [SOURCES, ("table", "hot"), ("segments", "hot")])
+@pytest.mark.parametrize("sources", [SOURCES, ("table", "journal"), ("segments", "journal")])
 @pytest.mark.parametrize("descending", [True, False])
 @pytest.mark.parametrize("limit", [None, 1, 7])
 async def test_the_oldest_copy_counts(

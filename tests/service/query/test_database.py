@@ -70,9 +70,9 @@ def test_an_error_of_a_feed_comes_out_as_it_was_raised(database: Database) -> No
         yield pa.record_batch({"a": [1]})
         raise StoreUnavailable("no disk", hint="buy one")
 
-    database.feed("hot", pa.schema([("a", pa.int64())]), broken())
+    database.feed("journal", pa.schema([("a", pa.int64())]), broken())
     with pytest.raises(StoreUnavailable) as caught:
-        database.number("SELECT count(*) FROM hot", {})
+        database.number("SELECT count(*) FROM journal", {})
     assert caught.value.hint == "buy one"
 
 
@@ -101,7 +101,7 @@ def test_a_process_that_ends_by_itself_ends_its_search(tmp_path: Path) -> None:
     with pytest.raises(LimitReached, match="ended with status -9"):
         database.hold("few", pa.table({"a": [1]}))
     with pytest.raises(LimitReached, match="ended with status -9"):
-        database.feed("hot", pa.schema([("a", pa.int64())]), iter(()))
+        database.feed("journal", pa.schema([("a", pa.int64())]), iter(()))
     with pytest.raises(LimitReached, match="ended with status -9"):
         database.number("SELECT 1", {})
     database.close()

@@ -109,7 +109,7 @@ async def test_copies_do_not_shorten_a_limited_search(tmp_path: Path) -> None:
     entries = [entry(rng, at_ms=NOW_MS + i, lines=1) for i in range(40)]
     for node in ("a", "b", "c"):
         await world.segment(entries, node)
-    world.hot(entries)
+    world.unflushed(entries)
     async with engine_of(world) as engine:
         found, _ = await search(engine, replace(ALL, limit=30))
         assert found == world.expected(replace(ALL, limit=30))
@@ -156,7 +156,7 @@ async def test_a_level_is_found_where_it_stands(tmp_path: Path) -> None:
     ]
     world.merge(batches[:1], {})
     await world.segment(batches[1:2])
-    world.hot(batches[2:])
+    world.unflushed(batches[2:])
     async with engine_of(world) as engine:
         found, _ = await search(engine, replace(ALL, levels=("ERROR",)))
         assert len(found) == 6
@@ -223,7 +223,7 @@ async def test_behind_a_missing_segment_the_result_is_partial(tmp_path: Path) ->
 async def test_an_unreadable_segment_is_named_and_the_rest_given(tmp_path: Path, harm: str) -> None:
     world = World(tmp_path)
     rng = random.Random(1)
-    world.hot([entry(rng)])
+    world.unflushed([entry(rng)])
     await world.segment([entry(rng)])
     kept = world.expected(ALL)
     bad = await world.segment([entry(rng, lines=400)])
@@ -249,7 +249,7 @@ async def test_an_unreadable_file_of_the_table_is_named_and_the_rest_given(
 ) -> None:
     world = World(tmp_path)
     rng = random.Random(3)
-    world.hot([entry(rng)])
+    world.unflushed([entry(rng)])
     await world.segment([entry(rng)])
     kept = world.expected(ALL)
     world.merge([entry(rng, lines=400)], {})
@@ -288,7 +288,7 @@ async def test_what_cannot_hold_anything_is_skipped_and_counted(tmp_path: Path) 
 
 async def test_a_regex_that_explodes_elsewhere_is_linear(tmp_path: Path) -> None:
     world = World(tmp_path)
-    world.hot([(RUNS[0], ulid.lowest_at(NOW_MS), b"a" * 200_000 + b"!\nERROR 42\n")])
+    world.unflushed([(RUNS[0], ulid.lowest_at(NOW_MS), b"a" * 200_000 + b"!\nERROR 42\n")])
     async with engine_of(world) as engine:
         for pattern in ("(a+)+$", "(a|aa)+$", "(.*a){12}$"):
             found, _ = await search(engine, replace(ALL, condition=Matches(pattern)))

@@ -96,7 +96,7 @@ async def test_a_record_has_the_level_of_its_oldest_copy_and_counts_once(tmp_pat
     at = rows.schema.get_field_index("level")
     world.write_table(rows.set_column(at, rows.schema.field("level"), levels), {})
     await world.segment([batch])
-    world.hot([batch])
+    world.unflushed([batch])
     asked = HistogramRequest(replace(ALL, high=ulid.highest_at(NOW_MS)), NOW_MS)
     async with engine_of(world) as engine:
         assert await counted(engine, asked) == [
@@ -109,7 +109,7 @@ async def test_edges_belong_to_the_bucket_that_they_begin(tmp_path: Path) -> Non
     world = World(tmp_path)
     at = NOW_MS // 60_000 * 60_000
     for ms in (-60_001, -60_000, -1, 0, 59_999, 60_000, 60_001):
-        world.hot([(RUNS[0], ulid.lowest_at(at + ms), b"WARN x\n")])
+        world.unflushed([(RUNS[0], ulid.lowest_at(at + ms), b"WARN x\n")])
         world.merge([(RUNS[1], ulid.highest_at(at + ms) >> 25 << 25, b"WARN x\n")], {})
     asked = request(f"from={at - 60_000} to={at + 60_000} step=1m", now_ms=at + 60_001)
     async with engine_of(world) as engine:

@@ -33,12 +33,12 @@ TIGHT: dict[str, Any] = {"memory_bytes": 16 << 20, "spill_bytes": 1 << 20}
 
 
 def big(root: Path, batches: int, lines: int) -> World:
-    """Much hot data: a search over it takes a while, and many pieces. The model has none of it."""
+    """Much data in the journal: a search over it takes many pieces. The model has none of it."""
     world = World(root)
     rng = random.Random(1)
     text = "".join(f"{rng.getrandbits(400):x}\n" for _ in range(lines)).encode()
     entries = [(RUNS[0], ulid.lowest_at(NOW_MS + i) | i << 25, text) for i in range(batches)]
-    world.hot(entries, known=False)
+    world.unflushed(entries, known=False)
     return world
 
 

@@ -1,6 +1,6 @@
 """Every operator of the language, in each place where lines lie, beside plain Python.
 
-Random trees of conditions are written as `q`, over lines such as programs write, that are hot, in
+Random trees of conditions are written as `q`, over lines such as programs write: in the journal, in
 segments, and in the table with and without skip indexes and copies. `evaluate.holds` is the oracle.
 """
 
@@ -146,7 +146,7 @@ async def places(world: World, rng: random.Random) -> None:
     await world.segment(sorted(rest[:30], key=lambda one: one[1]))
     await world.segment(sorted([*rest[15:25], *merged[30:39]], key=lambda one: one[1]), "node-02")
     await world.segment([some_batch(rng) for _ in range(9)], "node-03", earlier=True)
-    world.hot(rest[25:])
+    world.unflushed(rest[25:])
 
 
 async def all_rows(engine: QueryEngine) -> list[dict[str, Any]]:

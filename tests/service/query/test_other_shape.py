@@ -33,7 +33,7 @@ async def test_one_that_is_read_all_the_same(tmp_path: Path) -> None:
     world = await mixed(tmp_path)
     column = {"name": "note", "type": "string", "nullable": True, "metadata": {}}
     reshaped.with_columns(lambda columns: [*columns, column])(Path(world.table.uri))
-    world.hot([entry(random.Random(2))])
+    world.unflushed([entry(random.Random(2))])
     async with engine_of(world) as engine, client_of(engine) as client:
         found, _ = records(await client.get("/query", params={"from": "0", "limit": 1000}))
     assert len(found) == len(world.records)

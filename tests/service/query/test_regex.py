@@ -32,16 +32,16 @@ from tests.waiting import until
 LINE = b"a" * 100_000 + b"!\n"
 
 
-def hot(root: Path) -> World:
+def unflushed(root: Path) -> World:
     world = World(root)
-    world.hot([(RUNS[0], ulid.lowest_at(NOW_MS), LINE + b"b\n")])
+    world.unflushed([(RUNS[0], ulid.lowest_at(NOW_MS), LINE + b"b\n")])
     return world
 
 
 @pytest.mark.parametrize("pattern", ["^(a+)+$", "^(a|aa)+$", "^(.*)*x$", "^(a|a?)+$"])
 async def test_what_backtracks_for_ever_elsewhere_is_linear(tmp_path: Path, pattern: str) -> None:
     """Of 100,000 characters a search that goes back would not end in this universe."""
-    async with engine_of(hot(tmp_path)) as engine:
+    async with engine_of(unflushed(tmp_path)) as engine:
         assert (await search(engine, replace(ALL, condition=Matches(pattern))))[0] == []
         found, _ = await search(engine, replace(ALL, condition=Matches("^(a+)+!$")))
         assert len(found) == 1
@@ -49,7 +49,7 @@ async def test_what_backtracks_for_ever_elsewhere_is_linear(tmp_path: Path, patt
 
 @pytest.mark.parametrize("pattern", [r"(a)\1", "(?=a)", "(?<!a)b", "a++"])
 async def test_what_is_not_linear_is_refused(tmp_path: Path, pattern: str) -> None:
-    async with engine_of(hot(tmp_path)) as engine:
+    async with engine_of(unflushed(tmp_path)) as engine:
         with pytest.raises(InvalidInput, match="q is not a regular expression"):
             await search(engine, replace(ALL, condition=Matches(pattern)))
 
@@ -63,7 +63,7 @@ def slow(root: Path) -> tuple[World, Event]:
     dice = random.Random(1)
     world, asked = World(root), Event()
     line = dice.randbytes(8 << 20).translate(b"ab" * 128)
-    world.hot([(RUNS[0], ulid.lowest_at(NOW_MS), line + b"\n")])
+    world.unflushed([(RUNS[0], ulid.lowest_at(NOW_MS), line + b"\n")])
     encode = world.encode
 
     def noting(batches: Batches) -> Iterator[pa.RecordBatch]:

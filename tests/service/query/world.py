@@ -1,4 +1,4 @@
-"""A small installation with hot lines, segments and a table that overlap, and its model.
+"""A small installation with lines in a journal, segments and a table that overlap, and its model.
 
 `World` holds what was acknowledged as `records`: every search is compared with a plain
 loop over them. A batch is put into any of the sources, or several: that is what flushes,
@@ -66,7 +66,7 @@ class Record:
 
 
 class FakePin:
-    """A hot part that stands still, over batches in memory; counts who holds it.
+    """A journal that stands still, over batches in memory; counts who holds it.
 
     None of it is confirmed. Where lines move, `shipped` has a real journal.
     """
@@ -119,7 +119,7 @@ class World:
     pins: int = 0
     encode: Encode = _encode
     earlier: bool = False  # the table gets files of a version that knew of no marks
-    _hot: list[Entry] = field(default_factory=list)
+    _unflushed: list[Entry] = field(default_factory=list)
     _seqs: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -130,10 +130,10 @@ class World:
         else:
             self.table = open_table(self.bucket.settings)
 
-    def hot(self, entries: Iterable[Entry], *, known: bool = True) -> None:
+    def unflushed(self, entries: Iterable[Entry], *, known: bool = True) -> None:
         """Puts batches into the journal; what nobody asks the model for need not be `known`."""
         for entry in entries:
-            self._hot.append(entry)
+            self._unflushed.append(entry)
             if known:
                 self.know(entry)
 
@@ -209,7 +209,7 @@ class World:
             self.records[key] = Record(key, line)
 
     def pin(self) -> FakePin:
-        return FakePin(self, make_batches(NODE, self._hot))
+        return FakePin(self, make_batches(NODE, self._unflushed))
 
     async def deleted(self) -> Sequence[Deletion]:
         return self.deletions

@@ -43,7 +43,7 @@ async def every_record_is_found(world: World, limit: int) -> None:
 
 
 @pytest.mark.usefixtures("every_store")
-async def test_a_record_is_found_hot_confirmed_flushed_merged_and_closed() -> None:
+async def test_a_record_is_found_unflushed_confirmed_flushed_merged_and_closed() -> None:
     world = World()
     await world.run_logs.start()
     for number in range(12):

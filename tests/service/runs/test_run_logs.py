@@ -36,7 +36,7 @@ async def agree(world: World, key: RunKey, expected: bytes) -> None:
     assert (size.total_bytes, size.total_lines) == (len(expected), expected.count(b"\n"))
 
 
-async def test_text_is_the_same_hot_confirmed_flushed_and_closed() -> None:
+async def test_text_is_the_same_unflushed_confirmed_flushed_and_closed() -> None:
     world = World()
     await world.run_logs.start()
     for number in range(20):

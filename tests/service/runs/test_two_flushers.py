@@ -216,7 +216,7 @@ async def test_a_run_that_is_being_closed_holds_no_place_among_the_flushes() -> 
 
 
 async def met(seed: int) -> tuple[World, World, dict[str, bytes]]:
-    """The heir has lines of its own that readers saw, hot ones too, when it takes the others."""
+    """The heir has lines of its own that readers saw, also unflushed ones, when it inherits."""
     away = World(tuning=TUNING, seed=seed)
     await away.run_logs.start()
     heir = World(

@@ -121,7 +121,7 @@ async def test_closed_at_the_first_touch(name: str, body: bytes) -> None:
     assert await stored(world, keys.logs("pipeline-logs", DOTTED)) == b"a\nb\n"
 
 
-async def test_lines_that_are_hot_when_it_is_taken_in_follow_it() -> None:
+async def test_unflushed_lines_follow_an_imported_run() -> None:
     world = await started(partial=b"a\nb\n")
     world.append(DOTTED, b"c\n")
     await agree(world, DOTTED, b"a\nb\nc\n", "open")
