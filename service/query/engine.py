@@ -6,8 +6,8 @@ interrupt DuckDB, or to end the process of a search by regular expression. Memor
 journal's pin and the slot are given back once its thread has stopped.
 
 A slot is for work. A search whose client does not read pauses as soon as another search waits: it
-gives back slot, database and memory, and keeps its view. When its client reads on, it waits for a
-slot and continues after the last record. So unread results delay nobody. The number of paused
+gives back slot, database and memory, and keeps its snapshot. When its client reads on, it waits
+for a slot and continues after the last record. So unread results delay nobody. The number of paused
 searches is bounded; the one that is unread for longest ends first.
 
 While a batch is encoded and sent, the search looks for the next one. If the search must pause
@@ -41,7 +41,14 @@ from service.query.request import QueryRequest, TileSizes
 from service.query.scan_copies import ScanCopies
 from service.query.search import Search
 from service.query.skip_indexes import FetchedIndexes, IndexFiles, NearestIndexes, SkipIndexes
-from service.query.sources import STORE, JournalRecords, Look, SearchSources, View, open_view
+from service.query.sources import (
+    STORE,
+    JournalRecords,
+    OpenSnapshot,
+    SearchSnapshot,
+    SearchSources,
+    open_snapshot,
+)
 from service.query.table_search import Nearer, TableSearch
 from service.query.text_scan import PageFetcher, Prefilter
 from service.runtime.health import Ongoing
@@ -89,7 +96,7 @@ class RunningSearch:
         self,
         engine: QueryEngine,
         request: QueryRequest,
-        view: View,
+        snapshot: SearchSnapshot,
         database: Callable[[Check], Database],
         *,
         details: bool = False,
@@ -97,15 +104,17 @@ class RunningSearch:
         """With `details` it takes a place among readers of records and no slot of searches."""
         self._details = details
         self.request = request
-        self.report = view.report
+        self.report = snapshot.report
         self.ended = False
         self._engine = engine
-        self._view = view
+        self._snapshot = snapshot
         self._make_database = database
         self._database: Database | None = None
         prefilter = engine.prefilter(request, self._check)
-        table = TableSearch(request, view, engine.indexes, engine.nearer, prefilter)
-        self._search = Search(request, view, table, self._working, engine.tile_sizes, engine.checks)
+        table = TableSearch(request, snapshot, engine.indexes, engine.nearer, prefilter)
+        self._search = Search(
+            request, snapshot, table, self._working, engine.tile_sizes, engine.checks
+        )
         self._records: Generator[pa.RecordBatch] | None = None
         self._work: asyncio.Future[Any] | None = None
         self._following: asyncio.Future[_SearchStep] | None = (
@@ -344,7 +353,7 @@ class RunningSearch:
         try:
             await self._give_back()
         finally:
-            self._view.release()
+            self._snapshot.release()
             self._leave()
             self._engine.read(self)
 
@@ -573,7 +582,9 @@ class QueryEngine:
         shutil.rmtree(scratch, ignore_errors=True)
         os.makedirs(scratch, mode=0o700, exist_ok=True)
 
-    async def open(self, request: QueryRequest, look: Look = open_view) -> RunningSearch:
+    async def open(
+        self, request: QueryRequest, opening: OpenSnapshot = open_snapshot
+    ) -> RunningSearch:
         """Starts a search, which the caller closes. Waits for a slot if all are taken.
 
         Raises `InvalidInput` (a regular expression), `Unavailable` (the queue is full),
@@ -585,14 +596,14 @@ class QueryEngine:
                 f"{self.running} searches run and {self.waiting} wait",
                 hint="Try again in a moment, or narrow the searches that run.",
             )
-        return await self._begin(request, look, details=False)
+        return await self._begin(request, opening, details=False)
 
     async def open_details(self, request: QueryRequest) -> RunningSearch:
         """Starts a search for records of one known run, which the caller closes. Needs no slot.
 
         Raises `StoreUnavailable`.
         """
-        return await self._begin(request, open_view, details=True)
+        return await self._begin(request, open_snapshot, details=True)
 
     def journal_records(self, request: QueryRequest) -> Iterator[pa.RecordBatch]:
         """Yields records in this node's journal, without a database or the store. Blocks."""
@@ -605,15 +616,17 @@ class QueryEngine:
         finally:
             pin.release()
 
-    async def _begin(self, request: QueryRequest, look: Look, *, details: bool) -> RunningSearch:
+    async def _begin(
+        self, request: QueryRequest, opening: OpenSnapshot, *, details: bool
+    ) -> RunningSearch:
         await self.enter(details=details)
         try:
-            view = await look(self._sources, request)
+            snapshot = await opening(self._sources, request)
             try:
                 database = self._database(request)
-                running = RunningSearch(self, request, view, database, details=details)
+                running = RunningSearch(self, request, snapshot, database, details=details)
             except BaseException:
-                view.release()
+                snapshot.release()
                 raise
         except BaseException:
             self.leave(details=details)
@@ -631,9 +644,9 @@ class QueryEngine:
         It reads footers and the table's log, and needs neither a slot nor a database. Raises
         `StoreUnavailable`.
         """
-        view = await open_view(self._sources, request)
-        view.release()
-        report = view.report
+        snapshot = await open_snapshot(self._sources, request)
+        snapshot.release()
+        report = snapshot.report
         return bool(report.segments or report.files) or not report.read_all
 
     def copied(self) -> list[str]:

@@ -414,8 +414,8 @@ class LiveMatches:
             seen = reorder.cursor.seen
             reach = await reach_of(self.others, self.sources, request, pin, seen, or_held=True)
             # Records that are not due yet are of the last seconds: journals have them all.
-            look = reach.everything(or_held=True)
-            async with await self.engine.open(request, look) as search:
+            opening = reach.everything(or_held=True)
+            async with await self.engine.open(request, opening) as search:
                 async for batch in search.batches():
                     reorder.wait(pa.Table.from_batches([batch.cast(RECORD_SCHEMA)], RECORD_SCHEMA))
         except Outdated:

@@ -31,17 +31,17 @@ from service.query.engine import QueryEngine, RunningSearch
 from service.query.live_cursor import MatchedRecords, Reorder, StreamCursor, late_pieces, pieces
 from service.query.request import QueryRequest, RecordKey, UlidRange
 from service.query.sources import (
-    LOOKS,
+    LISTINGS,
     AllJournals,
     JournalRecords,
-    Look,
+    OpenSnapshot,
     Outdated,
     SearchedSegment,
     SearchPin,
     SearchReport,
+    SearchSnapshot,
     SearchSources,
-    View,
-    held_view,
+    held_snapshot,
     open_pinned,
 )
 from tailrace.logstore import keys, ulid
@@ -179,73 +179,75 @@ class Reach:
     held: Mapping[str, pa.Table]
     stored: bool = True
 
-    def everything(self, *, or_held: bool = False) -> Look:
-        """Returns the view of a search that reads nothing beyond the moment.
+    def everything(self, *, or_held: bool = False) -> OpenSnapshot:
+        """Returns the snapshot of a search that reads nothing beyond the moment.
 
-        `or_held`: if the store does not answer, the view has only the records that nodes hold.
+        `or_held`: if the store does not answer, the snapshot has only the records that nodes hold.
         """
 
-        async def look(sources: SearchSources, request: QueryRequest) -> View:
+        async def opening(sources: SearchSources, request: QueryRequest) -> SearchSnapshot:
             try:
                 if not self.stored:
                     raise sources.answers.error()
-                view = await open_pinned(sources, request, self._again(), self.through)
+                snapshot = await open_pinned(sources, request, self._again(), self.through)
             except StoreUnavailable:
                 if not or_held:
                     raise
-                view = held_view(sources, request, self._again())
+                snapshot = held_snapshot(sources, request, self._again())
             parts = [part for part in self.held.values() if part.num_rows]
             if parts:
-                view.unflushed = AllJournals(view.unflushed, pa.concat_tables(parts))
-            return view
+                snapshot.unflushed = AllJournals(snapshot.unflushed, pa.concat_tables(parts))
+            return snapshot
 
-        return look
+        return opening
 
-    def segment(self, node: str, segment: SearchedSegment) -> Look:
-        """Returns the view of one segment only."""
+    def segment(self, node: str, segment: SearchedSegment) -> OpenSnapshot:
+        """Returns the snapshot of one segment only."""
         return self.only(node, [segment], RECORD_SCHEMA.empty_table())
 
-    def journal(self, node: str, start: int) -> Look:
-        """Returns the view of a node's records beyond its confirmed segments only.
+    def journal(self, node: str, start: int) -> OpenSnapshot:
+        """Returns the snapshot of a node's records beyond its confirmed segments only.
 
         For this node, runs without a record at or above the position are left out.
         """
         if node != self.pin.node:
             return self.only(node, [], self.held.get(node, RECORD_SCHEMA.empty_table()))
 
-        async def look(sources: SearchSources, request: QueryRequest) -> View:
+        async def opening(sources: SearchSources, request: QueryRequest) -> SearchSnapshot:
             pin = self._again()
             unflushed = JournalRecords(
                 pin, sources.encode, request.bounds, request.fqn, request.run, start
             )
-            return await self._view(sources, pin, unflushed, node, [])
+            return await self._snapshot(sources, pin, unflushed, node, [])
 
-        return look
+        return opening
 
-    def only(self, node: str, segments: Sequence[SearchedSegment], records: pa.Table) -> Look:
-        """Returns the view of only these segments and of records as a node holds them."""
+    def only(
+        self, node: str, segments: Sequence[SearchedSegment], records: pa.Table
+    ) -> OpenSnapshot:
+        """Returns the snapshot of only these segments and of records as a node holds them."""
 
-        async def look(sources: SearchSources, request: QueryRequest) -> View:
+        async def opening(sources: SearchSources, request: QueryRequest) -> SearchSnapshot:
             pin = self._again()
             none = JournalRecords(
                 pin, sources.encode, request.bounds, request.fqn, request.run, pin.end_pos
             )
             unflushed = AllJournals(none, records) if records.num_rows else none
-            return await self._view(sources, pin, unflushed, node, segments)
+            return await self._snapshot(sources, pin, unflushed, node, segments)
 
-        return look
+        return opening
 
-    async def _view(
+    async def _snapshot(
         self,
         sources: SearchSources,
         pin: LivePin,
         unflushed: JournalRecords | AllJournals,
         node: str,
         segments: Sequence[SearchedSegment],
-    ) -> View:
+    ) -> SearchSnapshot:
         deletions = await sources.deletions()
         report = SearchReport(nodes={node}, segments=len(segments))
-        return View(pin, unflushed, segments, FileIndex.of([]), deletions, report)
+        return SearchSnapshot(pin, unflushed, segments, FileIndex.of([]), deletions, report)
 
     def _again(self) -> LivePin:
         if not self.pin.held:
@@ -334,7 +336,7 @@ async def _stored_below(
     meanwhile are above it.
     """
     mark = await sources.answers.blocking(
-        LOOKS, lambda: sources.table.newest().marks([node]).get(node, 0)
+        LISTINGS, lambda: sources.table.newest().marks([node]).get(node, 0)
     )
     listed = await segments_of(sources, node)
     first: SearchedSegment | None = None
@@ -382,11 +384,11 @@ async def without_copies(
             condition=All((Compares(POS, "<", seen),)),
         )
         segments = await _meeting(sources, other, UlidRange(low, high), seen)
-        looks = [reach.only(other, segments, reach.held.get(other, RECORD_SCHEMA.empty_table()))]
+        openings = [reach.only(other, segments, reach.held.get(other, RECORD_SCHEMA.empty_table()))]
         if other == reach.pin.node:
-            looks.append(reach.journal(other, 0))
-        for look in looks:
-            async with await engine.open(asked, look) as search:
+            openings.append(reach.journal(other, 0))
+        for opening in openings:
+            async with await engine.open(asked, opening) as search:
                 async for batch in search.batches():
                     given |= {*RecordKey.of(batch)}
     if not given:
@@ -554,7 +556,7 @@ class _Reading:
         self, node: str, cursor: StreamCursor, end: int
     ) -> AsyncGenerator[MatchedRecords | Gap]:
         reach, highest, start = self.reach, ulid.decode(cursor.last.ulid), cursor.seen[node]
-        looks: list[tuple[Look, int]] = []
+        openings: list[tuple[OpenSnapshot, int]] = []
         if start < reach.confirmed[node]:
             segments, all_there = await _segments(self.sources, node, start, reach.through[node])
             if not all_there:
@@ -564,14 +566,14 @@ class _Reading:
                     "segments that came since are gone: records that were late there may be missing"
                 )
                 yield Gap(reason, cursor)
-            looks = [(reach.segment(node, s), s.end_pos) for s in segments if s.low <= highest]
-        for look, until in [*looks, (reach.journal(node, start), end)]:
-            for piece in await self._late_of(look, cursor, node, min(until, end)):
+            openings = [(reach.segment(node, s), s.end_pos) for s in segments if s.low <= highest]
+        for opening, until in [*openings, (reach.journal(node, start), end)]:
+            for piece in await self._late_of(opening, cursor, node, min(until, end)):
                 yield piece
                 cursor = _behind(piece)
 
     async def _late_of(
-        self, look: Look, cursor: StreamCursor, node: str, end: int
+        self, opening: OpenSnapshot, cursor: StreamCursor, node: str, end: int
     ) -> list[MatchedRecords | Gap]:
         asked = replace(
             self.request,
@@ -582,7 +584,7 @@ class _Reading:
         )
         unseen = Compares(POS, ">=", cursor.seen[node])
         whole = All((unseen,)) if asked.condition is None else All((asked.condition, unseen))
-        async with await self.engine.open(replace(asked, condition=whole), look) as search:
+        async with await self.engine.open(replace(asked, condition=whole), opening) as search:
             found = [batch.cast(RECORD_SCHEMA) async for batch in search.batches()]
             reason = _unread(search)
         records = _up_to(pa.Table.from_batches(found, RECORD_SCHEMA), cursor.last)

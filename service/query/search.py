@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 
 from service.query.page_checks import PageChecks
 from service.query.request import QueryRequest, RecordKey, Tiles, TileSizes, UlidRange, slices
-from service.query.sources import MOST_TERMS, Deletion, Live, View, live
+from service.query.sources import MOST_TERMS, Deletion, Live, SearchSnapshot, live
 from service.query.sql import READABLE, Scans, Statement, files_of, literal
 from service.query.table_reads import TableReads
 from service.query.table_search import TableSearch
@@ -161,7 +161,7 @@ Summary: TypeAlias = Callable[[Statement, UlidRange, Scans, str], str]
 
 
 class Search:
-    """The records of `request` in `view`. `matches` and `last` follow the returned records.
+    """The records of `request` in `snapshot`. `matches` and `last` follow the returned records.
 
     `database` returns the database to work in. It is called only when a database is needed.
     """
@@ -169,7 +169,7 @@ class Search:
     def __init__(
         self,
         request: QueryRequest,
-        view: View,
+        snapshot: SearchSnapshot,
         table: TableSearch,
         database: Callable[[], Database],
         sizes: TileSizes,
@@ -177,11 +177,11 @@ class Search:
     ) -> None:
         self._checks = checks
         self._request = request
-        self._view = view
+        self._snapshot = snapshot
         self._table = table
         self._database = database
         self._sizes = sizes
-        self._plain = is_plain(request) and len(view.deletions) <= MOST_TERMS
+        self._plain = is_plain(request) and len(snapshot.deletions) <= MOST_TERMS
         self._statement = Statement(request)
         self._left = Tiles({}, request.bounds, descending=request.descending)
         self._budget = 0  # bytes of the last range
@@ -280,9 +280,9 @@ class Search:
 
     def own_times(self, tile: UlidRange) -> tuple[int, int] | None:
         """Returns bounds of the own times of a range's records, in microseconds; None: unknown."""
-        if self._view.unflushed.size(tile) or self._view.segment_files(tile):
+        if self._snapshot.unflushed.size(tile) or self._snapshot.segment_files(tile):
             return None
-        times = [file.times for file in self._view.table_files(tile)]
+        times = [file.times for file in self._snapshot.table_files(tile)]
         known = [pair for pair in times if pair is not None]
         if not known or len(known) < len(times):
             return None
@@ -314,7 +314,7 @@ class Search:
 
     def _note(self, tile: UlidRange) -> None:
         """Counts the bytes that the range reads."""
-        self.bytes += self._table.note(tile) + self._view.size_beside_table(tile)
+        self.bytes += self._table.note(tile) + self._snapshot.size_beside_table(tile)
 
     def _done(self) -> bool:
         return self._request.limit is not None and self.matches >= self._request.limit
@@ -326,7 +326,7 @@ class Search:
             return iter([tile])
         return slices(
             tile,
-            self._view.table_files(tile),
+            self._snapshot.table_files(tile),
             request.limit - self.matches,
             self._sizes.sliced_rows,
             descending=request.descending,
@@ -375,7 +375,7 @@ class Search:
         Raises `Damaged`.
         """
         self._table.check(tile)
-        for segment in chain(*self._view.segment_files(tile).values()):
+        for segment in chain(*self._snapshot.segment_files(tile).values()):
             self._checks.check_segment(segment)
         reads = self._table.prefiltered(tile)
         self._table.check_parts(reads, tile)
@@ -385,7 +385,7 @@ class Search:
         self, reads: TableReads, tile: UlidRange, after: RecordKey | None, limit: int | None
     ) -> Generator[pa.RecordBatch]:
         """Does the work of `_select` on lines that the scan found, without DuckDB."""
-        deletions = self._view.deletions
+        deletions = self._snapshot.deletions
         found = matching(reads.found, self._request, tile, after, deletions)[:limit]
         for start in range(0, found.num_rows, _PIECE_ROWS):
             last = start + _PIECE_ROWS >= found.num_rows
@@ -416,18 +416,18 @@ class Search:
 
     def _sources(self, reads: TableReads, tile: UlidRange) -> dict[str, Sequence[str]]:
         """Returns the names of files that are read whole, by source."""
-        view = self._view
+        snapshot = self._snapshot
         sources = dict(reads.files)
         if reads.found:
             sources["found"] = []
-        sources |= view.segment_files(tile)
-        if view.unflushed.size(tile):
+        sources |= snapshot.segment_files(tile)
+        if snapshot.unflushed.size(tile):
             sources["journal"] = []
         return sources
 
     def _live(self, tile: UlidRange) -> Live:
         """Returns the condition on deletions of the range, and registers the tables it needs."""
-        found = live(self._view.deletions, tile)
+        found = live(self._snapshot.deletions, tile)
         for name, table in found.tables.items():
             self._database().hold(name, table)
         return found
@@ -443,7 +443,7 @@ class Search:
         if reads.found:
             self._database().hold("found", pa.Table.from_batches(reads.found, RECORD_SCHEMA))
         if "journal" in sources:
-            self._database().feed("journal", RECORD_SCHEMA, self._view.unflushed.records(tile))
+            self._database().feed("journal", RECORD_SCHEMA, self._snapshot.unflushed.records(tile))
         files = {
             files_of(source): [literal(name) for name in names]
             for source, names in sources.items()
@@ -458,15 +458,15 @@ class Search:
 
     def _leave_out_store(self) -> bool:
         self._table.forget()
-        return self._view.leave_out_store()
+        return self._snapshot.leave_out_store()
 
     def _leave_out_unreadable(self, tile: UlidRange) -> bool:
         """Finds unreadable segments and files of the range and continues without them."""
         found = False
         self._table.forget()
-        for segment in chain(*self._view.segment_files(tile).values()):
+        for segment in chain(*self._snapshot.segment_files(tile).values()):
             found |= self._is_left_out(segment, partial(self._checks.check_segment, segment))
-        for file in self._view.table_files(tile):
+        for file in self._snapshot.table_files(tile):
             found |= self._is_left_out(file.uri, partial(self._check_file, file))
         return found
 
@@ -480,7 +480,7 @@ class Search:
             check()
             self._database().number(READABLE, {"files": [literal(uri)]})
         except Damaged as error:
-            self._view.leave_out(uri, str(error))
+            self._snapshot.leave_out(uri, str(error))
             return True
         return False
 

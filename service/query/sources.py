@@ -425,15 +425,15 @@ class AllJournals:
         )
 
 
-Look: TypeAlias = "Callable[[SearchSources, QueryRequest], Awaitable[View]]"
-"""Pins the sources of a search; `open_view` is the usual one."""
+OpenSnapshot: TypeAlias = "Callable[[SearchSources, QueryRequest], Awaitable[SearchSnapshot]]"
+"""Pins the sources of a search; `open_snapshot` is the usual one."""
 Deletion: TypeAlias = "tuple[str, str | None, int]"
 """(fqn, run or None for the whole pipeline, highest deleted ULID)."""
 
 STORE: Final = "the object store"
 """The entry in `missing` if the store does not answer."""
 _AT_ONCE: Final = 16  # footers
-LOOKS: Final = ThreadPoolExecutor(8, thread_name_prefix="look")
+LISTINGS: Final = ThreadPoolExecutor(8, thread_name_prefix="list")
 """Threads that ask the store. A silent store would block all other threads of the loop."""
 
 
@@ -503,7 +503,7 @@ class Outdated(Unavailable):
     """The pin is released, or the table holds lines that came after it: pin again."""
 
 
-class View:
+class SearchSnapshot:
     """The pinned sources of one search; call `release` at its end."""
 
     def __init__(
@@ -585,29 +585,29 @@ class View:
         self._pin.release()
 
 
-async def open_view(sources: SearchSources, request: QueryRequest) -> View:
+async def open_snapshot(sources: SearchSources, request: QueryRequest) -> SearchSnapshot:
     """Pins, lists, opens, in this order; without the store if it does not answer."""
     pin = sources.pin()
     try:
         found = None if sources.others is None else await sources.others(request)
         try:
-            view = await _open(sources, request, pin, None)
+            snapshot = await _open(sources, request, pin, None)
         except StoreUnavailable:
-            view = held_view(sources, request, pin)
+            snapshot = held_snapshot(sources, request, pin)
     except BaseException:
         pin.release()
         raise
     if found is None:
-        return view
-    view.report.nodes.update(found.nodes)
-    view.report.missing += [f"records of the node {node}" for node in found.silent]
+        return snapshot
+    snapshot.report.nodes.update(found.nodes)
+    snapshot.report.missing += [f"records of the node {node}" for node in found.silent]
     if found.records.num_rows:
-        view.unflushed = AllJournals(view.unflushed, found.records)
-    return view
+        snapshot.unflushed = AllJournals(snapshot.unflushed, found.records)
+    return snapshot
 
 
-def held_view(sources: SearchSources, request: QueryRequest, pin: SearchPin) -> View:
-    """Returns a view of all that the journal holds, also of records that are stored by now."""
+def held_snapshot(sources: SearchSources, request: QueryRequest, pin: SearchPin) -> SearchSnapshot:
+    """Returns a snapshot of all that the journal holds, also of records that are stored by now."""
     unflushed = JournalRecords(
         pin,
         lambda batches: record_batches(batches, Carry()),
@@ -620,7 +620,7 @@ def held_view(sources: SearchSources, request: QueryRequest, pin: SearchPin) -> 
     report = SearchReport(nodes={pin.node}, missing=[STORE])
     _say_unreadable(sources, request, report)
     deletions = [d for d in sources.known_deletions() if _concerns(d, request)]
-    return View(pin, unflushed, (), FileIndex({}), deletions, report)
+    return SearchSnapshot(pin, unflushed, (), FileIndex({}), deletions, report)
 
 
 async def open_pinned(
@@ -628,8 +628,8 @@ async def open_pinned(
     request: QueryRequest,
     pin: SearchPin,
     through: Mapping[str, int] | None = None,
-) -> View:
-    """Lists and opens after a pin, which the view releases. Raises the errors of `open_view`.
+) -> SearchSnapshot:
+    """Lists and opens after a pin, which the snapshot releases. Raises as `open_snapshot`.
 
     Of a node in `through` no segment above that number is read.
     """
@@ -642,11 +642,11 @@ async def open_pinned(
 
 async def _open(
     sources: SearchSources, request: QueryRequest, pin: SearchPin, through: Mapping[str, int] | None
-) -> View:
+) -> SearchSnapshot:
     report, bounds = SearchReport(nodes={pin.node}), through or {}
-    look = partial(_looked_up, sources, request, pin, bounds)
+    listing = partial(_looked_up, sources, request, pin, bounds)
     while True:
-        seen = await sources.answers.blocking(LOOKS, look)
+        seen = await sources.answers.blocking(LISTINGS, listing)
         if seen.whole:
             break  # otherwise it is another table, and holds less
     files = seen.files
@@ -660,7 +660,7 @@ async def _open(
     deletions = [d for d in await sources.deletions() if _concerns(d, request)]
     _say_unreadable(sources, request, report)
     report.segments, report.files, report.files_skipped = len(segments), files.count, seen.skipped
-    return View(pin, seen.unflushed, segments, files, deletions, report, sources.answers)
+    return SearchSnapshot(pin, seen.unflushed, segments, files, deletions, report, sources.answers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from service.query.file_cache import FileCache
 from service.query.request import QueryRequest, UlidRange, Weight
 from service.query.scan_copies import ScanCopies, ScanCopy
 from service.query.skip_indexes import SkipIndexes
-from service.query.sources import View
+from service.query.sources import SearchSnapshot
 from service.query.table_reads import TableReads, table_reads, weights
 from service.query.text_scan import Looking, Prefilter
 from tailrace.logstore.errors import Damaged
@@ -119,13 +119,13 @@ class TableSearch:
     def __init__(
         self,
         request: QueryRequest,
-        view: View,
+        snapshot: SearchSnapshot,
         indexes: SkipIndexes,
         nearer: Nearer,
         prefilter: Prefilter,
     ) -> None:
         self._request = request
-        self._view = view
+        self._snapshot = snapshot
         self._indexes = indexes
         self._nearest = NearestFiles(nearer)
         self._prefilter = prefilter
@@ -165,7 +165,7 @@ class TableSearch:
 
     def weights(self, bounds: UlidRange) -> Mapping[int, Weight]:
         """Returns the bytes to read by hour, as far as they are known."""
-        return weights(self._view.weights(bounds), self._ahead, self._told)
+        return weights(self._snapshot.weights(bounds), self._ahead, self._told)
 
     def reads(self, tile: UlidRange) -> TableReads:
         """Returns the reads of the range; plans them once, for the reads and their size."""
@@ -181,7 +181,7 @@ class TableSearch:
 
     def check(self, tile: UlidRange) -> None:
         """Raises `Damaged` if a file of the range is known to be damaged in the store."""
-        for file in self._view.table_files(tile):
+        for file in self._snapshot.table_files(tile):
             self.check_known(file)
 
     def check_known(self, file: TableFile) -> None:
@@ -259,7 +259,7 @@ class TableSearch:
         return table_reads(tile, files, told, self._nearest.copy_of, self._indexes.maps)
 
     def _files(self, tile: UlidRange) -> list[TableFile]:
-        return self._nearest.files(self._view.table_files(tile))
+        return self._nearest.files(self._snapshot.table_files(tile))
 
     def _part_of(self, rows: int) -> float:
         """Returns about which share of a file with so many rows is read, apart from indexes."""

@@ -13,7 +13,7 @@ import pytest
 
 from service.query import sources as segments
 from service.query.request import QueryRequest
-from service.query.sources import above_marks, list_above, open_view
+from service.query.sources import above_marks, list_above, open_snapshot
 from tailrace.logstore import keys
 from tailrace.logstore.clock import SystemClock
 from tailrace.logstore.objects.store import Listing
@@ -109,7 +109,7 @@ async def test_a_segment_of_this_node_is_known_before_a_search_meets_it(
         assert (await search(engine, ALL))[0] == world.expected(ALL)
     await world.segment([batch(random.Random(2), NOW_MS)], NODES[0])
     with pytest.raises(AssertionError, match="its footer is read"):
-        await open_view(sources, ALL)
+        await open_snapshot(sources, ALL)
 
 
 async def test_a_store_that_says_nothing_holds_up_no_other_thread(
@@ -122,12 +122,12 @@ async def test_a_store_that_says_nothing_holds_up_no_other_thread(
         yield from ()
 
     monkeypatch.setattr(world.store, "listed", silent)
-    looks = [asyncio.ensure_future(open_view(world.sources(), ALL)) for _ in range(64)]
+    looks = [asyncio.ensure_future(open_snapshot(world.sources(), ALL)) for _ in range(64)]
     try:
         await asyncio.sleep(0.1)
         assert await asyncio.wait_for(asyncio.to_thread(lambda: "done"), 60) == "done"
         assert not any(look.done() for look in looks)
     finally:
         says.set()
-        for view in await asyncio.gather(*looks):
-            view.release()
+        for snapshot in await asyncio.gather(*looks):
+            snapshot.release()
