@@ -272,19 +272,19 @@ async def answer_records(pin: Callable[[], JournalPin], encode: Encode, message:
     head = message.head
     fqn = None if head["fqn"] is None else str(head["fqn"])
     run = None if head["run"] is None else str(head["run"])
-    tile = UlidRange(ulids.decode(head["low"]), ulids.decode(head["high"]))
+    time_range = UlidRange(ulids.decode(head["low"]), ulids.decode(head["high"]))
     with pin() as held:
-        return await asyncio.to_thread(_encoded, held, encode, fqn, run, tile)
+        return await asyncio.to_thread(_encoded, held, encode, fqn, run, time_range)
 
 
 def _encoded(
-    pin: JournalPin, encode: Encode, fqn: str | None, run: str | None, tile: UlidRange
+    pin: JournalPin, encode: Encode, fqn: str | None, run: str | None, time_range: UlidRange
 ) -> bytes:
-    unflushed = JournalRecords(pin, encode, tile, fqn, run)
-    size = unflushed.size(tile)
+    unflushed = JournalRecords(pin, encode, time_range, fqn, run)
+    size = unflushed.size(time_range)
     if size > _MOST_BYTES:
         raise LimitReached(f"{size} bytes of records are in no segment yet")
-    parts = encoded(unflushed.records(tile) if size else ())
+    parts = encoded(unflushed.records(time_range) if size else ())
     head = {"confirmed": [pin.confirmed_seq, pin.confirmed_pos], "end": pin.end_pos}
     return rpc.encode(head, parts)
 

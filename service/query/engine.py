@@ -37,7 +37,7 @@ import pyarrow as pa
 from service.query.file_cache import FileCache
 from service.query.footers import Footers
 from service.query.page_checks import PageChecks
-from service.query.request import QueryRequest, TileSizes
+from service.query.request import QueryRequest, TimeRangeSizes
 from service.query.scan_copies import ScanCopies
 from service.query.search import Search
 from service.query.skip_indexes import FetchedIndexes, IndexFiles, NearestIndexes, SkipIndexes
@@ -113,7 +113,7 @@ class RunningSearch:
         prefilter = engine.prefilter(request, self._check)
         table = TableSearch(request, snapshot, engine.indexes, engine.nearer, prefilter)
         self._search = Search(
-            request, snapshot, table, self._working, engine.tile_sizes, engine.checks
+            request, snapshot, table, self._working, engine.time_range_sizes, engine.checks
         )
         self._records: Generator[pa.RecordBatch] | None = None
         self._work: asyncio.Future[Any] | None = None
@@ -523,10 +523,10 @@ class QueryEngine:
         cache: str,
         settings: QuerySettings,
         bucket: SearchedBucket | None = None,
-        tile_sizes: TileSizes | None = None,
+        time_range_sizes: TimeRangeSizes | None = None,
     ) -> None:
         self.settings = settings
-        self.tile_sizes = tile_sizes or TileSizes()
+        self.time_range_sizes = time_range_sizes or TimeRangeSizes()
         self.clock = clock
         self.running = self.waiting = self.refused = self.stopped = 0
         self.ongoing = Ongoing(

@@ -155,10 +155,10 @@ def histogram(search: Search, request: HistogramRequest) -> list[HistogramBucket
     """Returns all buckets in order, also empty ones. Blocks; raises as `Search.batches`."""
     step = request.step_ms
 
-    def summary(statement: Statement, tile: UlidRange, scans: Scans, live: str) -> str:
+    def summary(statement: Statement, time_range: UlidRange, scans: Scans, live: str) -> str:
         by_ts = request.search.times is not None
         records = statement.levels(scans, live, by_ts=by_ts)
-        bucket = f"{'own_ms' if by_ts else f'({_time(tile)})'} // {step:d}"
+        bucket = f"{'own_ms' if by_ts else f'({_time(time_range)})'} // {step:d}"
         return (
             f"SELECT {bucket} AS bucket, level, count(*) AS n"  # noqa: S608
             f" FROM ({records}) GROUP BY ALL"
@@ -196,15 +196,18 @@ def _in_order(counts: Counter[str]) -> Iterator[tuple[str | None, int]]:
             yield level or None, counts[level]
 
 
-def _time(tile: UlidRange) -> str:
+def _time(time_range: UlidRange) -> str:
     """Returns SQL for the milliseconds of `ulid`, for records of the range.
 
     It skips the characters that all of them share: those are most of the work.
     """
-    low, high = ulid.encode(tile.low)[:_TIME_CHARS], ulid.encode(tile.high)[:_TIME_CHARS]
+    low, high = (
+        ulid.encode(time_range.low)[:_TIME_CHARS],
+        ulid.encode(time_range.high)[:_TIME_CHARS],
+    )
     same = next((n for n in range(_TIME_CHARS) if low[n] != high[n]), _TIME_CHARS)
     bits = _CHAR_BITS * (_TIME_CHARS - same)
-    terms = [str(ulid.time_ms(tile.low) >> bits << bits)]
+    terms = [str(ulid.time_ms(time_range.low) >> bits << bits)]
     for n in range(same, _TIME_CHARS):
         digit = f"(strpos('{_DIGITS}', substr(ulid, {n + 1}, 1)) - 1)"
         terms.append(f"({digit} << {_CHAR_BITS * (_TIME_CHARS - 1 - n)})")

@@ -86,16 +86,16 @@ class TableFileFooter:
         return announced
 
     def may_hold(
-        self, group: FooterRowGroup, request: QueryRequest, tile: UlidRange | None
+        self, group: FooterRowGroup, request: QueryRequest, time_range: UlidRange | None
     ) -> bool:
         """Returns false only if no row of the group is of the pipeline and run, in the range."""
         if request.fqn is not None and not self._meets(group, "fqn", request.fqn, request.fqn):
             return False
         if request.run is not None and not self._meets(group, "run_id", request.run, request.run):
             return False
-        if tile is None:
+        if time_range is None:
             return True
-        return self._meets(group, "ulid", ulid.encode(tile.low), ulid.encode(tile.high))
+        return self._meets(group, "ulid", ulid.encode(time_range.low), ulid.encode(time_range.high))
 
     def _meets(self, group: FooterRowGroup, column: str, low: str, high: str) -> bool:
         chunk = self.metadata.row_group(group.number).column(self.columns[column])

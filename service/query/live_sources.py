@@ -397,7 +397,7 @@ async def without_copies(
 
 
 async def _meeting(
-    sources: SearchSources, node: str, tile: UlidRange, below: int
+    sources: SearchSources, node: str, time_range: UlidRange, below: int
 ) -> list[SearchedSegment]:
     """Returns the node's segments that may hold records of the range below a position."""
     found = []
@@ -406,7 +406,7 @@ async def _meeting(
             segment = await sources.catalog.segment(sources.store, info)
         except (Damaged, NotFound):
             continue
-        if segment.first_pos < below and segment.meets(tile):
+        if segment.first_pos < below and segment.meets(time_range):
             found.append(segment)
     return found
 

@@ -247,11 +247,11 @@ class _FirstLines:
             else:
                 heapq.heappush(self._heap, item)
 
-    def come_before(self, tile: UlidRange) -> bool:
+    def come_before(self, time_range: UlidRange) -> bool:
         """Returns true if no record of the range can be one of the first lines."""
         if len(self._heap) < self._limit:
             return False
-        times = self._search.own_times(tile)
+        times = self._search.own_times(time_range)
         if times is None:
             return False
         low, high = times

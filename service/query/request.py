@@ -14,10 +14,10 @@ Fields and values are formatted as the language spells them:
 
 Names and values of letters, digits and a few harmless signs need no quotes.
 
-A search works through ranges of time one after another (`Tiles`). Hours of the table are disjoint
-in ULID time, so ranges in order return all records in order, with a sort of one range at a time:
-the newest 1,000 records of a year are found in its last hour, and an unlimited search holds one
-range. A range reaches from one hour's edge to another's, and ranges leave no gap. So records in
+A search works through ranges of time one after another (`TimeRanges`). Hours of the table are
+disjoint in ULID time, so ranges in order return all records in order, with a sort of one range at a
+time: the newest 1,000 records of a year are found in its last hour, and an unlimited search holds
+one range. A range reaches from one hour's edge to another's, and ranges leave no gap. So records in
 unexpected places (a segment with records of many hours) fall into one as well.
 
 A search for only the next few records cuts a range into slices (`slices`). To return the last 1,000
@@ -207,7 +207,7 @@ def hour_of(value: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class TileSizes:
+class TimeRangeSizes:
     """How much a range holds at most, and when the next one is larger; in stored bytes."""
 
     first_bytes: int = 16 << 20
@@ -218,7 +218,7 @@ class TileSizes:
     """A range of the table with as many is not read at once if a few records are enough."""
 
 
-class Tiles:
+class TimeRanges:
     """The ranges of `bounds`, nearest end first. `weights` are those of the hours."""
 
     def __init__(
@@ -257,16 +257,16 @@ class Tiles:
 
         The last range takes all that is left.
         """
-        tile = self._rest
+        time_range = self._rest
         if not self._hours:
-            return tile
+            return time_range
         if self._descending:
             edge = ulid.lowest_at(hour * HOUR_MS)
-            self._rest = UlidRange(tile.low, edge - 1)
-            return UlidRange(edge, tile.high)
+            self._rest = UlidRange(time_range.low, edge - 1)
+            return UlidRange(edge, time_range.high)
         edge = ulid.lowest_at((hour + 1) * HOUR_MS)
-        self._rest = UlidRange(edge, tile.high)
-        return UlidRange(tile.low, edge - 1)
+        self._rest = UlidRange(edge, time_range.high)
+        return UlidRange(time_range.low, edge - 1)
 
 
 SEARCH_PARAMETERS: Final = ("q", "regex", "from", "to", "time", "fqn", "run", "level")
@@ -526,7 +526,12 @@ _LARGEST_SHARE: Final = 0.25  # of a range: a bound with a larger share does not
 
 
 def slices(
-    tile: UlidRange, files: Iterable[TableFile], limit: int, fewest_rows: int, *, descending: bool
+    time_range: UlidRange,
+    files: Iterable[TableFile],
+    limit: int,
+    fewest_rows: int,
+    *,
+    descending: bool,
 ) -> Iterator[UlidRange]:
     """Yields slices, nearest end first; the whole range if `files` have fewer than `fewest_rows`.
 
@@ -536,24 +541,24 @@ def slices(
     rows = sum(file.rows for file in known)
     bounds = [file.ulids for file in known if file.ulids is not None]
     if rows < max(fewest_rows, 1) or len(bounds) < len(known):
-        yield tile
+        yield time_range
         return
-    first = max(tile.low, ulid.decode(min(low for low, _ in bounds))) >> 80
-    last = min(tile.high, ulid.decode(max(high for _, high in bounds))) >> 80
+    first = max(time_range.low, ulid.decode(min(low for low, _ in bounds))) >> 80
+    last = min(time_range.high, ulid.decode(max(high for _, high in bounds))) >> 80
     share = _SPARE * limit / rows
     while share < _LARGEST_SHARE:
         width = max(int((last - first) * share), 1)
         edge = last - width if descending else first + width
-        if not tile.low >> 80 < edge < tile.high >> 80:
+        if not time_range.low >> 80 < edge < time_range.high >> 80:
             break
-        near, tile = _cut(tile, edge, descending=descending)
+        near, time_range = _cut(time_range, edge, descending=descending)
         yield near
         share *= _GROWTH
-    yield tile
+    yield time_range
 
 
-def _cut(tile: UlidRange, edge_ms: int, *, descending: bool) -> tuple[UlidRange, UlidRange]:
+def _cut(time_range: UlidRange, edge_ms: int, *, descending: bool) -> tuple[UlidRange, UlidRange]:
     """Splits the range at the time: the near end, and the rest."""
     edge = ulid.lowest_at(edge_ms)
-    older, newer = UlidRange(tile.low, edge - 1), UlidRange(edge, tile.high)
+    older, newer = UlidRange(time_range.low, edge - 1), UlidRange(edge, time_range.high)
     return (newer, older) if descending else (older, newer)

@@ -30,7 +30,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from service.query.page_checks import PageChecks
-from service.query.request import QueryRequest, RecordKey, Tiles, TileSizes, UlidRange, slices
+from service.query.request import (
+    QueryRequest,
+    RecordKey,
+    TimeRanges,
+    TimeRangeSizes,
+    UlidRange,
+    slices,
+)
 from service.query.sources import MOST_TERMS, Deletion, Live, SearchSnapshot, live
 from service.query.sql import READABLE, Scans, Statement, files_of, literal
 from service.query.table_reads import TableReads
@@ -79,13 +86,13 @@ def _is_plain(condition: Condition | None) -> bool:
 def matching(
     records: Sequence[pa.RecordBatch],
     request: QueryRequest,
-    tile: UlidRange,
+    time_range: UlidRange,
     after: RecordKey | None,
     deletions: Sequence[Deletion],
 ) -> pa.RecordBatch:
     """Returns the matching records after `after`, in order, not cut at the limit."""
     rows = pa.concat_batches(records)
-    terms = [*_asked(rows, request, tile), *_live(rows, deletions)]
+    terms = [*_asked(rows, request, time_range), *_live(rows, deletions)]
     if after is not None:
         terms.append(_behind(rows, after, descending=request.descending))
     kept = reduce(pc.and_, terms)
@@ -97,11 +104,11 @@ def matching(
     return rows
 
 
-def _asked(rows: pa.RecordBatch, request: QueryRequest, tile: UlidRange) -> list[pa.Array]:
+def _asked(rows: pa.RecordBatch, request: QueryRequest, time_range: UlidRange) -> list[pa.Array]:
     ids = rows.column("ulid")
     terms = [
-        pc.greater_equal(ids, ulid.encode(tile.low)),
-        pc.less_equal(ids, ulid.encode(tile.high)),
+        pc.greater_equal(ids, ulid.encode(time_range.low)),
+        pc.less_equal(ids, ulid.encode(time_range.high)),
     ]
     if request.fqn is not None:
         terms.append(pc.equal(rows.column("fqn"), request.fqn))
@@ -172,7 +179,7 @@ class Search:
         snapshot: SearchSnapshot,
         table: TableSearch,
         database: Callable[[], Database],
-        sizes: TileSizes,
+        sizes: TimeRangeSizes,
         checks: PageChecks,
     ) -> None:
         self._checks = checks
@@ -183,10 +190,10 @@ class Search:
         self._sizes = sizes
         self._plain = is_plain(request) and len(snapshot.deletions) <= MOST_TERMS
         self._statement = Statement(request)
-        self._left = Tiles({}, request.bounds, descending=request.descending)
+        self._left = TimeRanges({}, request.bounds, descending=request.descending)
         self._budget = 0  # bytes of the last range
         self._begun: UlidRange | None = None  # the next range, once the scan for its lines began
-        self._in_last_tile = self._given_last = False
+        self._in_last_range = self._given_last = False
         self.matches = 0
         self.bytes = 0
         self.last: RecordKey | None = None
@@ -214,19 +221,19 @@ class Search:
         """Yields the matches in order. Raises `LimitReached`, `Damaged`, `StoreUnavailable`."""
         after = self._after
         self._table.look_ahead()
-        self._left, self._budget = self._tiles(), self._first_budget
-        tile = self._left.take(self._budget)
+        self._left, self._budget = self._time_ranges(), self._first_budget
+        time_range = self._left.take(self._budget)
         try:
-            while tile is not None and not self._done():
-                if self.skip_range(tile):
-                    tile = self._next(0)
+            while time_range is not None and not self._done():
+                if self.skip_range(time_range):
+                    time_range = self._next(0)
                     continue
                 before = self.matches
-                self._in_last_tile = self._left.empty
-                self._note(tile)
-                for part in self._slices(tile):
-                    yield from self._tile(part, after)
-                tile = self._next(self.matches - before)
+                self._in_last_range = self._left.empty
+                self._note(time_range)
+                for part in self._slices(time_range):
+                    yield from self._time_range(part, after)
+                time_range = self._next(self.matches - before)
         finally:
             self._begun = None
             self._table.forget()
@@ -267,28 +274,28 @@ class Search:
         The ranges are as large as they may be, or begin small and are `growing`.
         """
         self._table.look_ahead()
-        tiles, largest = self._tiles(), self._sizes.largest_bytes
+        time_ranges, largest = self._time_ranges(), self._sizes.largest_bytes
         budget = self._sizes.first_bytes if growing else largest
         try:
-            while (tile := tiles.take(min(budget, largest))) is not None:
+            while (time_range := time_ranges.take(min(budget, largest))) is not None:
                 budget *= _GROWTH
-                if not self.skip_range(tile):
-                    self._note(tile)
-                    yield from self._totals(tile, summary)
+                if not self.skip_range(time_range):
+                    self._note(time_range)
+                    yield from self._totals(time_range, summary)
         finally:
             self._table.ask_for_copies()
 
-    def own_times(self, tile: UlidRange) -> tuple[int, int] | None:
+    def own_times(self, time_range: UlidRange) -> tuple[int, int] | None:
         """Returns bounds of the own times of a range's records, in microseconds; None: unknown."""
-        if self._snapshot.unflushed.size(tile) or self._snapshot.segment_files(tile):
+        if self._snapshot.unflushed.size(time_range) or self._snapshot.segment_files(time_range):
             return None
-        times = [file.times for file in self._snapshot.table_files(tile)]
+        times = [file.times for file in self._snapshot.table_files(time_range)]
         known = [pair for pair in times if pair is not None]
         if not known or len(known) < len(times):
             return None
         return min(low for low, _ in known), max(high for _, high in known)
 
-    def _tiles(self) -> Tiles:
+    def _time_ranges(self) -> TimeRanges:
         request, after = self._request, self._after
         bounds = request.bounds
         if after is not None:
@@ -297,8 +304,8 @@ class Search:
             high = min(bounds.high, edge if request.descending else bounds.high)
             bounds = UlidRange(low, high)
         if bounds.low > bounds.high:
-            return Tiles({}, bounds, descending=request.descending)
-        return Tiles(self._table.weights(bounds), bounds, descending=request.descending)
+            return TimeRanges({}, bounds, descending=request.descending)
+        return TimeRanges(self._table.weights(bounds), bounds, descending=request.descending)
 
     @property
     def _first_budget(self) -> int:
@@ -312,40 +319,42 @@ class Search:
             return first
         return min(int(first / self._table.narrow), self._sizes.largest_bytes)
 
-    def _note(self, tile: UlidRange) -> None:
+    def _note(self, time_range: UlidRange) -> None:
         """Counts the bytes that the range reads."""
-        self.bytes += self._table.note(tile) + self._snapshot.size_beside_table(tile)
+        self.bytes += self._table.note(time_range) + self._snapshot.size_beside_table(time_range)
 
     def _done(self) -> bool:
         return self._request.limit is not None and self.matches >= self._request.limit
 
-    def _slices(self, tile: UlidRange) -> Iterator[UlidRange]:
+    def _slices(self, time_range: UlidRange) -> Iterator[UlidRange]:
         """Yields the range, in pieces if most of it is not needed."""
         request = self._request
         if request.limit is None or not request.unconditional:
-            return iter([tile])
+            return iter([time_range])
         return slices(
-            tile,
-            self._snapshot.table_files(tile),
+            time_range,
+            self._snapshot.table_files(time_range),
             request.limit - self.matches,
             self._sizes.sliced_rows,
             descending=request.descending,
         )
 
-    def _tile(self, tile: UlidRange, after: RecordKey | None) -> Iterator[pa.RecordBatch]:
+    def _time_range(
+        self, time_range: UlidRange, after: RecordKey | None
+    ) -> Iterator[pa.RecordBatch]:
         """Yields the range's matches, with as many statements as needed."""
         while not self._done():
             limit = None if self._request.limit is None else self._request.limit - self.matches
             given = 0
             try:
-                with closing(self._select(tile, after, limit)) as selected:
+                with closing(self._select(time_range, after, limit)) as selected:
                     for batch in selected:
                         given += batch.num_rows
                         fresh = self._fresh(batch)
                         if fresh.num_rows:
                             yield fresh
             except Damaged:
-                if not self._table.without_copies() and not self._leave_out_unreadable(tile):
+                if not self._table.without_copies() and not self._leave_out_unreadable(time_range):
                     raise
             except StoreUnavailable:
                 if not self._leave_out_store():
@@ -356,78 +365,78 @@ class Search:
             after = self.last or after
 
     def _select(
-        self, tile: UlidRange, after: RecordKey | None, limit: int | None
+        self, time_range: UlidRange, after: RecordKey | None, limit: int | None
     ) -> Generator[pa.RecordBatch]:
-        reads = self._checked_reads(tile)
+        reads = self._checked_reads(time_range)
         self._begin_next(reads)
-        sources = self._sources(reads, tile)
+        sources = self._sources(reads, time_range)
         if not sources and reads.empty:
             return _nothing()
         if self._plain and sources.keys() == {"found"} and not reads.parts:
-            return self._matching(reads, tile, after, limit)
-        live, scans = self._live(tile), _scans(sources, reads)
+            return self._matching(reads, time_range, after, limit)
+        live, scans = self._live(time_range), _scans(sources, reads)
         statement = self._statement.records(scans, after, limit, live.terms)
-        return self._database().run(statement, self._bound(sources, reads, tile, after, live))
+        return self._database().run(statement, self._bound(sources, reads, time_range, after, live))
 
-    def _checked_reads(self, tile: UlidRange) -> TableReads:
+    def _checked_reads(self, time_range: UlidRange) -> TableReads:
         """Checks all that the range reads, then returns its reads of the table.
 
         Raises `Damaged`.
         """
-        self._table.check(tile)
-        for segment in chain(*self._snapshot.segment_files(tile).values()):
+        self._table.check(time_range)
+        for segment in chain(*self._snapshot.segment_files(time_range).values()):
             self._checks.check_segment(segment)
-        reads = self._table.prefiltered(tile)
-        self._table.check_parts(reads, tile)
+        reads = self._table.prefiltered(time_range)
+        self._table.check_parts(reads, time_range)
         return reads
 
     def _matching(
-        self, reads: TableReads, tile: UlidRange, after: RecordKey | None, limit: int | None
+        self, reads: TableReads, time_range: UlidRange, after: RecordKey | None, limit: int | None
     ) -> Generator[pa.RecordBatch]:
         """Does the work of `_select` on lines that the scan found, without DuckDB."""
         deletions = self._snapshot.deletions
-        found = matching(reads.found, self._request, tile, after, deletions)[:limit]
+        found = matching(reads.found, self._request, time_range, after, deletions)[:limit]
         for start in range(0, found.num_rows, _PIECE_ROWS):
             last = start + _PIECE_ROWS >= found.num_rows
-            self._given_last = last and limit is None and self._in_last_tile
+            self._given_last = last and limit is None and self._in_last_range
             yield found[start : start + _PIECE_ROWS]
 
-    def _totals(self, tile: UlidRange, summary: Summary) -> list[pa.RecordBatch]:
+    def _totals(self, time_range: UlidRange, summary: Summary) -> list[pa.RecordBatch]:
         while True:
             try:
-                return self._totals_of(self._checked_reads(tile), tile, summary)
+                return self._totals_of(self._checked_reads(time_range), time_range, summary)
             except Damaged:
-                if not self._table.without_copies() and not self._leave_out_unreadable(tile):
+                if not self._table.without_copies() and not self._leave_out_unreadable(time_range):
                     raise
             except StoreUnavailable:
                 if not self._leave_out_store():
                     raise
 
     def _totals_of(
-        self, reads: TableReads, tile: UlidRange, summary: Summary
+        self, reads: TableReads, time_range: UlidRange, summary: Summary
     ) -> list[pa.RecordBatch]:
-        sources = self._sources(reads, tile)
+        sources = self._sources(reads, time_range)
         if not sources and reads.empty:
             return []
-        after, live = self._request.after, self._live(tile)
-        statement = summary(self._statement, tile, _scans(sources, reads), live.terms)
-        bound = self._bound(sources, reads, tile, after, live)
+        after, live = self._request.after, self._live(time_range)
+        statement = summary(self._statement, time_range, _scans(sources, reads), live.terms)
+        bound = self._bound(sources, reads, time_range, after, live)
         return list(self._database().run(statement, bound))
 
-    def _sources(self, reads: TableReads, tile: UlidRange) -> dict[str, Sequence[str]]:
+    def _sources(self, reads: TableReads, time_range: UlidRange) -> dict[str, Sequence[str]]:
         """Returns the names of files that are read whole, by source."""
         snapshot = self._snapshot
         sources = dict(reads.files)
         if reads.found:
             sources["found"] = []
-        sources |= snapshot.segment_files(tile)
-        if snapshot.unflushed.size(tile):
+        sources |= snapshot.segment_files(time_range)
+        if snapshot.unflushed.size(time_range):
             sources["journal"] = []
         return sources
 
-    def _live(self, tile: UlidRange) -> Live:
+    def _live(self, time_range: UlidRange) -> Live:
         """Returns the condition on deletions of the range, and registers the tables it needs."""
-        found = live(self._snapshot.deletions, tile)
+        found = live(self._snapshot.deletions, time_range)
         for name, table in found.tables.items():
             self._database().hold(name, table)
         return found
@@ -436,14 +445,16 @@ class Search:
         self,
         sources: Mapping[str, Sequence[str]],
         reads: TableReads,
-        tile: UlidRange,
+        time_range: UlidRange,
         after: RecordKey | None,
         live: Live,
     ) -> dict[str, Any]:
         if reads.found:
             self._database().hold("found", pa.Table.from_batches(reads.found, RECORD_SCHEMA))
         if "journal" in sources:
-            self._database().feed("journal", RECORD_SCHEMA, self._snapshot.unflushed.records(tile))
+            self._database().feed(
+                "journal", RECORD_SCHEMA, self._snapshot.unflushed.records(time_range)
+            )
         files = {
             files_of(source): [literal(name) for name in names]
             for source, names in sources.items()
@@ -453,20 +464,20 @@ class Search:
         for n, one in enumerate(reads.ranges):
             rows |= {f"part{n}": literal(one.path), f"first{n}": one.first, f"last{n}": one.last}
         bounded = _scans(sources, reads).bounded
-        values = self._statement.parameters(tile, after, bounded=bounded)
+        values = self._statement.parameters(time_range, after, bounded=bounded)
         return values | live.parameters | files | rows
 
     def _leave_out_store(self) -> bool:
         self._table.forget()
         return self._snapshot.leave_out_store()
 
-    def _leave_out_unreadable(self, tile: UlidRange) -> bool:
+    def _leave_out_unreadable(self, time_range: UlidRange) -> bool:
         """Finds unreadable segments and files of the range and continues without them."""
         found = False
         self._table.forget()
-        for segment in chain(*self._snapshot.segment_files(tile).values()):
+        for segment in chain(*self._snapshot.segment_files(time_range).values()):
             found |= self._is_left_out(segment, partial(self._checks.check_segment, segment))
-        for file in self._snapshot.table_files(tile):
+        for file in self._snapshot.table_files(time_range):
             found |= self._is_left_out(file.uri, partial(self._check_file, file))
         return found
 

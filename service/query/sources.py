@@ -97,9 +97,9 @@ class SearchedSegment:
             return "unmarked segments"
         return "segments" if self.coloured else PLAIN_SEGMENTS
 
-    def meets(self, tile: UlidRange) -> bool:
+    def meets(self, time_range: UlidRange) -> bool:
         """Returns false only if it has no record in the time range."""
-        return self.low <= tile.high and self.high >= tile.low
+        return self.low <= time_range.high and self.high >= time_range.low
 
     def may_hold(self, request: QueryRequest) -> bool:
         """Returns false only if it has no record of a run that the request asks for."""
@@ -340,19 +340,19 @@ class JournalRecords:
         totals = np.bincount(places, weights=sizes, minlength=len(found))
         return {int(h): int(t) for h, t in zip(found, totals, strict=True)}
 
-    def size(self, tile: UlidRange) -> int:
+    def size(self, time_range: UlidRange) -> int:
         """Returns the bytes of text in the time range; 0 if it has no records."""
-        return int(self._batches.rows["size"][self._kept[self._within(tile)]].sum())
+        return int(self._batches.rows["size"][self._kept[self._within(time_range)]].sum())
 
-    def records(self, tile: UlidRange) -> Iterator[pa.RecordBatch]:
+    def records(self, time_range: UlidRange) -> Iterator[pa.RecordBatch]:
         """Yields records of the range's milliseconds, a slice at a time."""
-        indexes = self._kept[self._within(tile)]
+        indexes = self._kept[self._within(time_range)]
         part = Selected(self._batches, indexes, self._batches.rows[indexes])
         for batch in self._encode(part):
             yield batch.select(RECORD_SCHEMA.names).cast(RECORD_SCHEMA)
 
-    def _within(self, tile: UlidRange) -> Indexes:
-        low, high = ulids.time_ms(tile.low), ulids.time_ms(tile.high)
+    def _within(self, time_range: UlidRange) -> Indexes:
+        low, high = ulids.time_ms(time_range.low), ulids.time_ms(time_range.high)
         within = (self._times >= low) & (self._times <= high)
         if not self._has_new.all():
             runs = self._batches.rows["run"][self._kept]
@@ -404,21 +404,21 @@ class AllJournals:
                 weights[hour] = weights.get(hour, 0) + part.nbytes // 2
         return weights
 
-    def size(self, tile: UlidRange) -> int:
+    def size(self, time_range: UlidRange) -> int:
         """Returns the bytes in the time range; 0 if it has no records."""
-        part = self._within(tile)
-        return self._own.size(tile) + (int(part.nbytes) if part.num_rows else 0)
+        part = self._within(time_range)
+        return self._own.size(time_range) + (int(part.nbytes) if part.num_rows else 0)
 
-    def records(self, tile: UlidRange) -> Iterator[pa.RecordBatch]:
+    def records(self, time_range: UlidRange) -> Iterator[pa.RecordBatch]:
         """Yields records of the range's milliseconds, a slice at a time."""
-        yield from self._own.records(tile)
-        yield from self._within(tile).to_batches()
+        yield from self._own.records(time_range)
+        yield from self._within(time_range).to_batches()
 
-    def _within(self, tile: UlidRange) -> pa.Table:
+    def _within(self, time_range: UlidRange) -> pa.Table:
         if self._elsewhere.num_rows == 0:
             return self._elsewhere
-        low = ulids.encode(tile.low >> _MS << _MS)
-        high = ulids.encode(tile.high | _LOWEST_BITS)
+        low = ulids.encode(time_range.low >> _MS << _MS)
+        high = ulids.encode(time_range.high | _LOWEST_BITS)
         column = self._elsewhere.column("ulid")
         return self._elsewhere.filter(
             pc.and_(pc.greater_equal(column, low), pc.less_equal(column, high))
@@ -536,25 +536,25 @@ class SearchSnapshot:
                 weights[hour] = weights.get(hour, 0) + segment.size // 2
         return weights
 
-    def table_files(self, tile: UlidRange) -> list[TableFile]:
+    def table_files(self, time_range: UlidRange) -> list[TableFile]:
         """Returns the table's files that may hold records of the range."""
         self._check_store()
-        files = self._files.within(tile.low, tile.high)
+        files = self._files.within(time_range.low, time_range.high)
         return [file for file in files if file.uri not in self._left_out]
 
-    def segment_files(self, tile: UlidRange) -> dict[str, list[str]]:
+    def segment_files(self, time_range: UlidRange) -> dict[str, list[str]]:
         """Returns the segments that may hold records of the range, by source of statements."""
         self._check_store()
         found: dict[str, list[str]] = {}
         for segment in self._segments.values():
-            if segment.meets(tile):
+            if segment.meets(time_range):
                 found.setdefault(segment.source, []).append(segment.uri)
         return found
 
-    def size_beside_table(self, tile: UlidRange) -> int:
+    def size_beside_table(self, time_range: UlidRange) -> int:
         """Returns the bytes of segments and journal that the range may have to read."""
-        segments = sum(s.size for s in self._segments.values() if s.meets(tile))
-        return segments + self.unflushed.size(tile)
+        segments = sum(s.size for s in self._segments.values() if s.meets(time_range))
+        return segments + self.unflushed.size(time_range)
 
     def leave_out(self, uri: str, reason: str) -> None:
         """Continues without a segment or a file of the table; the report names it."""
@@ -794,9 +794,9 @@ class Live(NamedTuple):
     tables: Mapping[str, pa.Table]
 
 
-def live(deletions: Sequence[Deletion], tile: UlidRange) -> Live:
+def live(deletions: Sequence[Deletion], time_range: UlidRange) -> Live:
     """Returns the condition that records of the range are not deleted; `r` names the records."""
-    near = [deletion for deletion in deletions if deletion[2] >= tile.low]
+    near = [deletion for deletion in deletions if deletion[2] >= time_range.low]
     if len(near) > MOST_TERMS:
         return Live(_JOINED, {}, _tables(near))
     terms: list[str] = []

@@ -316,13 +316,13 @@ class Statement:
         return f"SELECT {names}, count(*) AS records FROM ({records}) GROUP BY ALL"  # noqa: S608
 
     def parameters(
-        self, tile: UlidRange, after: RecordKey | None, *, bounded: bool = True
+        self, time_range: UlidRange, after: RecordKey | None, *, bounded: bool = True
     ) -> dict[str, Any]:
         """Returns values for all but the names of files; `bounded` as in `Scans`."""
         request = self._request
         values = dict(self._conditions.parameters)
         if bounded:
-            values |= {"low": ulid.encode(tile.low), "high": ulid.encode(tile.high)}
+            values |= {"low": ulid.encode(time_range.low), "high": ulid.encode(time_range.high)}
         if request.fqn is not None:
             values["fqn"] = request.fqn
         if request.run is not None:

@@ -161,7 +161,7 @@ def weights(
 
 
 def table_reads(
-    tile: UlidRange,
+    time_range: UlidRange,
     files: Sequence[TableFile],
     indexes: Mapping[str, IndexCondition],
     copy_of: CopyOf,
@@ -191,7 +191,7 @@ def table_reads(
         )
         for file, share in shares
     ]
-    low, high = ulid.encode(tile.low), ulid.encode(tile.high)
+    low, high = ulid.encode(time_range.low), ulid.encode(time_range.high)
     inside = all(f.ulids is not None and low <= f.ulids[0] and f.ulids[1] <= high for f in files)
     copied = [file for file, _ in shares if file.path in copies]
     return TableReads(read, shares, copied, inside)

@@ -107,7 +107,7 @@ _NARROW: Final = 0.1
 class _Plan:
     """The reads of a range in the table; the scan for lines, and its result."""
 
-    tile: UlidRange
+    time_range: UlidRange
     reads: TableReads
     looking: Looking | None = None
     found: TableReads | None = None
@@ -167,21 +167,21 @@ class TableSearch:
         """Returns the bytes to read by hour, as far as they are known."""
         return weights(self._snapshot.weights(bounds), self._ahead, self._told)
 
-    def reads(self, tile: UlidRange) -> TableReads:
+    def reads(self, time_range: UlidRange) -> TableReads:
         """Returns the reads of the range; plans them once, for the reads and their size."""
-        return self._planned(tile).reads
+        return self._planned(time_range).reads
 
-    def prefiltered(self, tile: UlidRange) -> TableReads:
+    def prefiltered(self, time_range: UlidRange) -> TableReads:
         """Returns the same after the scan for the text, so that only the rest is read."""
-        plan = self._planned(tile)
+        plan = self._planned(time_range)
         if plan.found is None:
-            looking = plan.looking or self._prefilter.begin(plan.reads, tile)
+            looking = plan.looking or self._prefilter.begin(plan.reads, time_range)
             plan.found, plan.looking = looking.finish(), None
         return plan.found
 
-    def check(self, tile: UlidRange) -> None:
+    def check(self, time_range: UlidRange) -> None:
         """Raises `Damaged` if a file of the range is known to be damaged in the store."""
-        for file in self._snapshot.table_files(tile):
+        for file in self._snapshot.table_files(time_range):
             self.check_known(file)
 
     def check_known(self, file: TableFile) -> None:
@@ -190,23 +190,23 @@ class TableSearch:
         if damage is not None:
             raise Damaged(damage)
 
-    def check_parts(self, reads: TableReads, tile: UlidRange) -> None:
+    def check_parts(self, reads: TableReads, time_range: UlidRange) -> None:
         """Checks the files on this machine that DuckDB will read. Raises `Damaged`."""
-        self._prefilter.check_parts(reads, tile)
+        self._prefilter.check_parts(reads, time_range)
 
-    def begin(self, tile: UlidRange) -> None:
+    def begin(self, time_range: UlidRange) -> None:
         """Begins the scan of the next range, if nothing has to be waited for."""
         if self._needs is None:
             return
-        files = self._files(tile)
+        files = self._files(time_range)
         told = {**self._told, **self._indexes.ahead(self._untold(files), self._needs)}
         if any(file.path not in told for file in files):
             return
-        plan = self._next = _Plan(tile, self._reads_of(tile, files, told))
+        plan = self._next = _Plan(time_range, self._reads_of(time_range, files, told))
         if not self._prefilter.is_ready(plan.reads):
             return
         with suppress(Damaged):  # the search meets it again in this range and reports it
-            plan.looking = self._prefilter.begin(plan.reads, tile)
+            plan.looking = self._prefilter.begin(plan.reads, time_range)
 
     def forget(self) -> None:
         """Drops the plans: the sources have changed, or a pause must not hold lines."""
@@ -223,9 +223,9 @@ class TableSearch:
             self.forget()
         return given_up
 
-    def note(self, tile: UlidRange) -> int:
+    def note(self, time_range: UlidRange) -> int:
         """Counts the bytes that the range reads and returns their number."""
-        reads = self.reads(tile)
+        reads = self.reads(time_range)
         rows = sum(file.rows for file, _ in reads.shares)
         for file, share in reads.shares:
             if file not in reads.copied:
@@ -236,30 +236,30 @@ class TableSearch:
         """Notes which files were read, at the end, so that no copy is made during the search."""
         self._nearest.ask()
 
-    def _planned(self, tile: UlidRange) -> _Plan:
-        if self._plan is None or self._plan.tile != tile:
-            if self._next is not None and self._next.tile == tile:
+    def _planned(self, time_range: UlidRange) -> _Plan:
+        if self._plan is None or self._plan.time_range != time_range:
+            if self._next is not None and self._next.time_range == time_range:
                 self._plan, self._next = self._next, None
             else:
-                self._plan = self._new_plan(tile)
+                self._plan = self._new_plan(time_range)
         return self._plan
 
-    def _new_plan(self, tile: UlidRange) -> _Plan:
-        files, told = self._files(tile), self._told
+    def _new_plan(self, time_range: UlidRange) -> _Plan:
+        files, told = self._files(time_range), self._told
         if self._needs is not None and (others := self._untold(files)):
             told = {**told, **self._indexes.which(others, self._needs)}
-        return _Plan(tile, self._reads_of(tile, files, told))
+        return _Plan(time_range, self._reads_of(time_range, files, told))
 
     def _untold(self, files: Sequence[TableFile]) -> Sequence[TableFile]:
         return [file for file in files if file.path not in self._told]
 
     def _reads_of(
-        self, tile: UlidRange, files: Sequence[TableFile], told: Mapping[str, IndexCondition]
+        self, time_range: UlidRange, files: Sequence[TableFile], told: Mapping[str, IndexCondition]
     ) -> TableReads:
-        return table_reads(tile, files, told, self._nearest.copy_of, self._indexes.maps)
+        return table_reads(time_range, files, told, self._nearest.copy_of, self._indexes.maps)
 
-    def _files(self, tile: UlidRange) -> list[TableFile]:
-        return self._nearest.files(self._snapshot.table_files(tile))
+    def _files(self, time_range: UlidRange) -> list[TableFile]:
+        return self._nearest.files(self._snapshot.table_files(time_range))
 
     def _part_of(self, rows: int) -> float:
         """Returns about which share of a file with so many rows is read, apart from indexes."""

@@ -560,12 +560,12 @@ class Prefilter:
         self._scratches = local()
         self._quick = True  # the last row group of a copy needed little scanning
 
-    def begin(self, reads: TableReads, tile: UlidRange) -> Looking:
+    def begin(self, reads: TableReads, time_range: UlidRange) -> Looking:
         """Begins the scan of the range's reads. Raises `Damaged`, `StoreUnavailable`."""
         here, seen = self._here(reads), Seen()
         others = [part for part in reads.parts if part not in here]
         with as_damage():
-            work = self._planned(here, None if reads.inside else tile, seen)
+            work = self._planned(here, None if reads.inside else time_range, seen)
         return Looking(self, reads.prefiltered(others, []), work, seen)
 
     def is_ready(self, reads: TableReads) -> bool:
@@ -626,15 +626,15 @@ class Prefilter:
             self.check()
 
     def _planned(
-        self, parts: Sequence[TablePart], tile: UlidRange | None, seen: Seen
+        self, parts: Sequence[TablePart], time_range: UlidRange | None, seen: Seen
     ) -> list[TableRowGroup]:
         """Returns the row groups to scan; the others that may hold matches are left."""
         work, room = list[TableRowGroup](), _MOST_ANNOUNCED
-        known = self._known(parts, bounded=tile is not None)
+        known = self._known(parts, bounded=time_range is not None)
         # All footers first: after announced pages they would wait for the disk.
         footers = self._footers_of([part for part in parts if part not in known])
         for part in parts:
-            groups = known[part] if part in known else self._groups(part, footers[part], tile)
+            groups = known[part] if part in known else self._groups(part, footers[part], time_range)
             if part in footers and part.rows is None and not part.remote and room > 0:
                 # With maps, threads read a page each, and announced pages would delay them.
                 unmapped = [one.group for one in groups if not one.mapped]
@@ -645,18 +645,19 @@ class Prefilter:
         return work
 
     def _groups(
-        self, part: TablePart, footer: TableFileFooter, tile: UlidRange | None
+        self, part: TablePart, footer: TableFileFooter, time_range: UlidRange | None
     ) -> list[TableRowGroup]:
         """Returns the part's row groups that may have lines of the pipeline and run, in range."""
         return [
             TableRowGroup(part, group, footer)
             for group in footer.groups
-            if part.meets(group.first, group.end) and footer.may_hold(group, self._request, tile)
+            if part.meets(group.first, group.end)
+            and footer.may_hold(group, self._request, time_range)
         ]
 
-    def check_parts(self, reads: TableReads, tile: UlidRange) -> None:
+    def check_parts(self, reads: TableReads, time_range: UlidRange) -> None:
         """Checks the files on this machine that are left to DuckDB. Raises `Damaged`."""
-        bounds = None if reads.inside else tile
+        bounds = None if reads.inside else time_range
         for part in reads.parts:
 
             def groups(part: TablePart = part) -> list[int]:

@@ -6,7 +6,7 @@
     {"check": hash of all bytes before}
 
 A stamp is a hash of the keys, sizes, ETags and times of all objects of a run, or of the table files
-of a tile and their skip indexes, as they were listed before they were read. A run or tile with
+of a range and their skip indexes, as they were listed before they were read. A run or range with
 another stamp is read again. If the file is damaged, or has another format, everything is.
 
 A part of the unchanged data is read again as well: the sample. It finds bits that changed on a
@@ -34,7 +34,7 @@ from tailrace.logstore.keys import encode
 from tailrace.logstore.objects.store import ObjectInfo, ObjectStore
 from tailrace.logstore.table.snapshot import TableFile, TableSnapshot
 from tailrace.verification.findings import Findings
-from tailrace.verification.table import HourRange, tiles
+from tailrace.verification.table import HourRange, hour_ranges
 
 FORMAT: Final = 1
 _PIECE_BYTES: Final = 1 << 20
@@ -68,7 +68,7 @@ class Remembered:
         self._path = os.path.abspath(path)
         self._entropy = entropy
         self._sample = sample
-        self._tiles = set[str]()
+        self._ranges = set[str]()
         self._runs: Iterator[list[Any]] = iter(())
         self._next: list[Any] | None = None
         self.vanished = 0
@@ -96,7 +96,7 @@ class Remembered:
             return f"{self._path} does not exist yet: everything is read"
         if not self._is_whole(known):
             known.close()
-            self._tiles.clear()
+            self._ranges.clear()
             return f"{self._path} is damaged or of another version: everything is read"
         self._runs = (row for row in _rows(known) if isinstance(row, list) and row[0] == "run")
         self._next = next(self._runs, None)
@@ -120,16 +120,16 @@ class Remembered:
             self.vanished += 1
             self._next = next(self._runs, None)
 
-    def has_tile(self, stamp: str) -> bool:
-        """Whether the tile was sound, and is not in the sample."""
-        return stamp in self._tiles and not self._is_sampled()
+    def has_range(self, stamp: str) -> bool:
+        """Whether the range was sound, and is not in the sample."""
+        return stamp in self._ranges and not self._is_sampled()
 
     def keep_run(self, manifest: str, run: SoundRun) -> None:
         """Takes a run into the next file."""
         self._line(["run", manifest, run.stamp, *run.key])
 
-    def keep_tile(self, stamp: str) -> None:
-        """Takes a tile into the next file."""
+    def keep_range(self, stamp: str) -> None:
+        """Takes a range into the next file."""
         self._line(["tile", stamp])
 
     def finish(self) -> None:
@@ -167,7 +167,7 @@ class Remembered:
         self._held, self._held_bytes = [], 0
 
     def _is_whole(self, file: File) -> bool:
-        """Whether the file is as it was written; takes its tiles."""
+        """Whether the file is as it was written; takes its ranges."""
         check, last, first = xxhash.xxh3_128(), b"", True
         try:
             for line in _lines(file):
@@ -177,7 +177,7 @@ class Remembered:
                 check.update(last)
                 last = line
                 if line.startswith(b'["tile"'):
-                    self._tiles.add(orjson.loads(line)[1])
+                    self._ranges.add(orjson.loads(line)[1])
             return bool(orjson.loads(last)["check"] == check.hexdigest())
         except (ValueError, KeyError, TypeError, IndexError):
             return False
@@ -211,7 +211,7 @@ class ChangesSince:
     # --- the table -------------------------------------------------------------------
 
     async def list_table(self, snapshot: TableSnapshot) -> list[TableFile]:
-        """Lists the table's objects; gives the files of tiles that did not change."""
+        """Lists the table's objects; gives the files of ranges that did not change."""
         async for info in self._store.list(f"{keys.TABLE}/"):
             path = info.key.removeprefix(f"{keys.TABLE}/")
             if info.key.startswith(keys.SKIP_INDEXES):
@@ -219,13 +219,13 @@ class ChangesSince:
             if not path.startswith("_delta_log/"):
                 self._table.setdefault(path, []).append(info)
         unchanged: list[TableFile] = []
-        for tile in tiles(snapshot.files):
-            stamp = self._tile_stamp(tile)
-            if stamp is not None and self._remembered.has_tile(stamp):
+        for hours in hour_ranges(snapshot.files):
+            stamp = self._range_stamp(hours)
+            if stamp is not None and self._remembered.has_range(stamp):
                 self._unchanged.add(stamp)
-                unchanged += tile.files
+                unchanged += hours.files
             else:
-                self.changed += tile.files
+                self.changed += hours.files
         return unchanged
 
     def add_runs(self, database: Database, table: Iterable[str], segments: Iterable[str]) -> None:
@@ -241,37 +241,37 @@ class ChangesSince:
                 columns = [column.to_pylist() for column in batch.columns]
                 self._active.update(RunKey(*row) for row in zip(*columns, strict=True))
 
-    def is_unchanged_tile(self, tile: HourRange) -> bool:
-        """Whether the tile was sound and did not change, and no run has vanished since."""
-        stamp = self._tile_stamp(tile)
+    def is_unchanged_range(self, hours: HourRange) -> bool:
+        """Whether the range was sound and did not change, and no run has vanished since."""
+        stamp = self._range_stamp(hours)
         if self._remembered.vanished or stamp not in self._unchanged:
             return False
-        self._passed.update(file.path for file in tile.files)
-        if tile.files:
-            self._findings.count("unchanged table files", len(tile.files))
-        self._remembered.keep_tile(str(stamp))
+        self._passed.update(file.path for file in hours.files)
+        if hours.files:
+            self._findings.count("unchanged table files", len(hours.files))
+        self._remembered.keep_range(str(stamp))
         return True
 
     def passed(self, file: TableFile) -> bool:
-        """Whether the file is in a tile that was passed over."""
+        """Whether the file is in a range that was passed over."""
         return file.path in self._passed
 
-    def take_tile(self, tile: HourRange) -> None:
-        """The lines of a tile are sound; its skip indexes are yet to be checked."""
-        if (stamp := self._tile_stamp(tile)) is not None:
+    def take_range(self, hours: HourRange) -> None:
+        """The lines of a range are sound; its skip indexes are yet to be checked."""
+        if (stamp := self._range_stamp(hours)) is not None:
             self._sound[stamp] = None
 
-    def keep_tiles(self) -> None:
-        """The skip indexes of all tiles that were read are sound as well."""
+    def keep_ranges(self) -> None:
+        """The skip indexes of all ranges that were read are sound as well."""
         for stamp in self._sound:
-            self._remembered.keep_tile(stamp)
+            self._remembered.keep_range(stamp)
 
-    def _tile_stamp(self, tile: HourRange) -> str | None:
+    def _range_stamp(self, hours: HourRange) -> str | None:
         """None if a file was not there yet, or is not there."""
-        if not all(file.path in self._table for file in tile.files):
+        if not all(file.path in self._table for file in hours.files):
             return None
-        objects = [info for file in tile.files for info in self._table[file.path]]
-        return stamp_of(objects) + tile.low + tile.high
+        objects = [info for file in hours.files for info in self._table[file.path]]
+        return stamp_of(objects) + hours.low + hours.high
 
     # --- runs ------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """Verifies the table: its files exist, each line is in it once, its statistics and log are right.
 
-The table is checked in tiles, whole hours one after another up to `TILE_BYTES` of files: a line's
-hour is that of its ULID, so a copy of a line can only be in the same tile. Tiles leave out no ULID
-between them, so that missing lines are found even if the table lacks their whole hour.
+The table is checked in ranges of whole hours, one after another up to `RANGE_BYTES` of files: a
+line's hour is that of its ULID, so a copy of a line can only be in the same range. Ranges leave out
+no ULID between them, so that missing lines are found even if the table lacks their whole hour.
 
 Every line of the segments at or below the table's mark that is not deleted must be in the table,
 with the same message; in runs that one node wrote, with the same position, time, level, connector
@@ -159,7 +159,7 @@ async def check_skip_indexes(
                 findings.add("skip-index-wrong", key, detail, lines=file.rows)
 
 
-TILE_BYTES: Final = 128 << 20
+RANGE_BYTES: Final = 128 << 20
 _HOUR_MS: Final = 3_600_000
 _LOWEST, _HIGHEST = "0" * 26, "7" + "Z" * 25
 _KEYS: Final = "fqn, run_id, ulid"
@@ -208,7 +208,7 @@ class HourRange:
     high: str
 
     def may_overlap(self, segment: Whole) -> bool:
-        """Whether the segment may have lines of the tile."""
+        """Whether the segment may have lines of the range."""
         return segment.rows > 0 and segment.low <= self.high and segment.high >= self.low
 
 
@@ -226,13 +226,13 @@ def oldest_kept(snapshot: TableSnapshot) -> str:
     return ulids.encode(ulids.lowest_at(snapshot.expired_ms))
 
 
-def tiles(files: Sequence[TableFile]) -> Iterator[HourRange]:
-    """Divides the table, and all of time, into tiles in order."""
+def hour_ranges(files: Sequence[TableFile]) -> Iterator[HourRange]:
+    """Divides the table, and all of time, into ranges in order."""
     ordered = sorted(files, key=lambda f: (f.date, f.hour, f.path))
     low, taken, size = _LOWEST, list[TableFile](), 0
     for file in ordered:
         after = taken and (file.date, file.hour) != (taken[-1].date, taken[-1].hour)
-        if after and size + file.size > TILE_BYTES:
+        if after and size + file.size > RANGE_BYTES:
             high = ulids.encode(ulids.lowest_at(_hour_ms(taken[-1]) + _HOUR_MS) - 1)
             yield HourRange(tuple(taken), low, high)
             low, taken, size = ulids.encode(ulids.decode(high) + 1), [], 0
@@ -248,7 +248,7 @@ def _hour_ms(file: TableFile) -> int:
 
 @dataclass(slots=True)
 class TableCheck:
-    """Checks one snapshot, tile by tile; `kept` is the lowest ULID whose run's text is kept."""
+    """Checks one snapshot, range by range; `kept` is the lowest ULID whose run's text is kept."""
 
     files: TableFiles
     database: Database
@@ -257,41 +257,43 @@ class TableCheck:
     has_manifest: Callable[[RunKey], Awaitable[bool]]
     is_unchanged: Callable[[HourRange], bool] = lambda _: False
     sound: Callable[[HourRange], None] = lambda _: None
-    """Hears of tiles without a fault."""
+    """Hears of ranges without a fault."""
 
     async def check(self, snapshot: TableSnapshot, segments: SegmentsByCondition) -> None:
-        """Checks all tiles.
+        """Checks all ranges.
 
         Raises `StoreUnavailable`; `Damaged` if segments were removed meanwhile.
         """
         expired = oldest_kept(snapshot)
         every = [*segments.held, *segments.settled, *segments.fresh]
-        for tile in tiles(snapshot.files):
-            if self.is_unchanged(tile) and not any(tile.may_overlap(one) for one in every):
+        for hours in hour_ranges(snapshot.files):
+            if self.is_unchanged(hours) and not any(hours.may_overlap(one) for one in every):
                 continue
             before = self.findings.total
-            await self._tile(tile, segments, expired)
+            await self._check_range(hours, segments, expired)
             if self.findings.total == before:
-                self.sound(tile)
+                self.sound(hours)
 
-    async def _tile(self, tile: HourRange, segments: SegmentsByCondition, expired: str) -> None:
+    async def _check_range(
+        self, hours: HourRange, segments: SegmentsByCondition, expired: str
+    ) -> None:
         try:
-            await self._compare(tile, segments, expired)
+            await self._compare(hours, segments, expired)
         except Damaged:
-            if not self.files.unreadable(tile.files):
+            if not self.files.unreadable(hours.files):
                 raise
-            await self._compare(tile, segments, expired)
+            await self._compare(hours, segments, expired)
 
-    async def _compare(self, tile: HourRange, segments: SegmentsByCondition, expired: str) -> None:
-        files = {file.uri: file for file in await self.files.usable(tile.files)}
-        self._load("lines", list(files), tile, ", filename")
-        self._load("held", [s.uri for s in segments.held if tile.may_overlap(s)], tile)
-        self._load("settled", [s.uri for s in segments.settled if tile.may_overlap(s)], tile)
-        self._load("fresh", [s.uri for s in segments.fresh if tile.may_overlap(s)], tile)
+    async def _compare(self, hours: HourRange, segments: SegmentsByCondition, expired: str) -> None:
+        files = {file.uri: file for file in await self.files.usable(hours.files)}
+        self._load("lines", list(files), hours, ", filename")
+        self._load("held", [s.uri for s in segments.held if hours.may_overlap(s)], hours)
+        self._load("settled", [s.uri for s in segments.settled if hours.may_overlap(s)], hours)
+        self._load("fresh", [s.uri for s in segments.fresh if hours.may_overlap(s)], hours)
         self._statistics(files)
         self._report("table-line-twice", _TWICE, "are in the table more than once")
         # A file that is gone says enough; its lines are not told one run after another.
-        if len(files) == len(tile.files):
+        if len(files) == len(hours.files):
             detail = "of segments that were ingested are missing in the table"
             self._report("table-line-missing", _MISSING, detail, {"expired": expired})
         detail = "differ between the table and their segment"
@@ -301,7 +303,7 @@ class TableCheck:
                 text = f"{count} lines are stored, the first {first}, but the run has no manifest"
                 self.findings.add("run-lost", run_place(fqn, run), text, lines=count)
 
-    def _load(self, name: str, uris: Sequence[str], tile: HourRange, more: str = "") -> None:
+    def _load(self, name: str, uris: Sequence[str], hours: HourRange, more: str = "") -> None:
         statement, values = _EMPTY, dict[str, Any]()
         if uris:
             option = ", filename = true" if more else ""
@@ -312,7 +314,7 @@ class TableCheck:
             values = {"files": [literal(uri) for uri in uris]}
             if not more:  # of the table every line is looked at, wherever it should be
                 statement += " WHERE ulid >= $low AND ulid <= $high"
-                values |= {"low": tile.low, "high": tile.high}
+                values |= {"low": hours.low, "high": hours.high}
         create = f"CREATE OR REPLACE TEMP TABLE {name} AS {statement}"
         for _ in self.database.run(create, values):
             pass

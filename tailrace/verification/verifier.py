@@ -353,8 +353,8 @@ class Verifier:
                 self._files, self.database, self.findings, self._oldest(), self._is_run
             )
             if self._changes is not None:
-                check.is_unchanged = self._changes.is_unchanged_tile
-                check.sound = self._changes.take_tile
+                check.is_unchanged = self._changes.is_unchanged_range
+                check.sound = self._changes.take_range
             try:
                 await check.check(snapshot, parts)
             except Damaged:  # a segment was removed since it was listed
@@ -369,7 +369,7 @@ class Verifier:
                 before = self.findings.total
                 await check_skip_indexes(self.store, self.findings, files)
                 if self._changes is not None and self.findings.total == before:
-                    self._changes.keep_tiles()
+                    self._changes.keep_ranges()
                 return
 
     async def _deletions(self) -> Sequence[Deletion]:

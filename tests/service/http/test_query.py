@@ -22,7 +22,7 @@ from service.http import errors
 from service.http.query import router
 from service.http.query_facets import count_routes
 from service.query.engine import QueryEngine
-from service.query.request import QueryRequest, TileSizes
+from service.query.request import QueryRequest, TimeRangeSizes
 from tailrace.logstore import ulid
 from tests.service.query.test_limits import TIGHT, big, endless
 from tests.service.query.world import NOW_MS, RUNS, World, engine_of, entry
@@ -265,7 +265,7 @@ async def test_what_nothing_follows_leaves_with_the_stats_and_the_rest_as_it_is_
     tmp_path: Path,
 ) -> None:
     world = await mixed(tmp_path)
-    async with engine_of(world, sizes=TileSizes(1, 1)) as engine:
+    async with engine_of(world, sizes=TimeRangeSizes(1, 1)) as engine:
         page, stream = Connection("/query", b"from=0&limit=1"), Connection("/query", b"from=0")
         page.reading.set()
         await app_of(engine)(page.scope, page.receive, page.send)

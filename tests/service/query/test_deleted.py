@@ -1,4 +1,4 @@
-"""What is left out as deleted, at the edges of a tile."""
+"""What is left out as deleted, at the edges of a time range."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tailrace.logstore import ulid
 from tailrace.logstore.table.schema import RECORD_SCHEMA
 
 LOW, HIGH = ulid.lowest_at(1_000), ulid.highest_at(2_000)
-TILE = UlidRange(LOW, HIGH)
+HOUR_RANGE = UlidRange(LOW, HIGH)
 
 
 @pytest.mark.parametrize("count", [1, 64, 65])
 def test_a_deletion_ends_with_its_last_line(count: int) -> None:
     middle = ulid.lowest_at(1_500)
     deletions: list[Deletion] = [("f", "r", middle), *[("g", "x", HIGH)] * (count - 1)]
-    found = live(deletions, TILE)
+    found = live(deletions, HOUR_RANGE)
     assert bool(found.tables) == (count > 64)
     with duckdb.connect() as connection:
         for name, table in found.tables.items():
@@ -35,10 +35,10 @@ def test_a_deletion_ends_with_its_last_line(count: int) -> None:
             assert connection.execute(statement, bound).fetchone() == (kept,)
 
 
-def test_what_ends_before_the_tile_needs_no_term() -> None:
-    assert live([("f", "r", LOW - 1), ("f", None, LOW - 1)] * 100, TILE).terms == ""
-    assert live([("f", "r", LOW)], TILE).terms != ""
-    assert live([], TILE).terms == ""
+def test_what_ends_before_the_time_range_needs_no_term() -> None:
+    assert live([("f", "r", LOW - 1), ("f", None, LOW - 1)] * 100, HOUR_RANGE).terms == ""
+    assert live([("f", "r", LOW)], HOUR_RANGE).terms != ""
+    assert live([], HOUR_RANGE).terms == ""
 
 
 @pytest.mark.parametrize("count", [0, 1, 64])
@@ -47,9 +47,9 @@ def test_only_keys_are_read_of_what_is_not_given(tmp_path: Path, count: int) -> 
     path = str(tmp_path / "a.parquet")
     pq.write_table(pa.Table.from_pylist([], RECORD_SCHEMA), path)
     deletions: list[Deletion] = [("f", f"r{number}", HIGH) for number in range(count)]
-    found, statement = live(deletions, TILE), Statement(QueryRequest(limit=9))
+    found, statement = live(deletions, HOUR_RANGE), Statement(QueryRequest(limit=9))
     text = statement.records(Scans(["table"]), None, 9, found.terms)
-    bound = statement.parameters(TILE, None) | found.parameters | {"table": [path]}
+    bound = statement.parameters(HOUR_RANGE, None) | found.parameters | {"table": [path]}
     with duckdb.connect() as connection:
         ((_, plan),) = connection.execute(f"EXPLAIN {text}", bound).fetchall()
     assert "file_row_number" in plan

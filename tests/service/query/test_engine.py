@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from service.query.request import QueryRequest, Tiles, TileSizes, UlidRange
+from service.query.request import QueryRequest, TimeRanges, TimeRangeSizes, UlidRange
 from service.query.sources import Deletion
 from tailrace.logstore import keys, ulid
 from tailrace.logstore.errors import InvalidInput
@@ -25,8 +25,8 @@ from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_search_gives_what_the_model_gives(tmp_path: Path, seed: int) -> None:
     world = await scattered(World(tmp_path), seed)
-    # Tiles of one hour, so that every edge between tiles is met.
-    async with engine_of(world, sizes=TileSizes(first_bytes=1, largest_bytes=1)) as engine:
+    # Time ranges of one hour, so that every edge between time ranges is met.
+    async with engine_of(world, sizes=TimeRangeSizes(first_bytes=1, largest_bytes=1)) as engine:
         for request in some_requests(random.Random(seed)):
             for asked in (request, replace(request, descending=False)):
                 found, stats = await search(engine, asked)
@@ -39,7 +39,7 @@ async def test_a_search_gives_what_the_model_gives(tmp_path: Path, seed: int) ->
 async def test_in_slices_it_is_the_same(tmp_path: Path, seed: int) -> None:
     """Of all ways to fill a limit: by the first slice, by some, by none."""
     world = await scattered(World(tmp_path), seed)
-    async with engine_of(world, sizes=TileSizes(sliced_rows=1)) as engine:
+    async with engine_of(world, sizes=TimeRangeSizes(sliced_rows=1)) as engine:
         for limit in (1, 2, 3, 5, 9, 17, 40, 10_000):
             for asked in (replace(ALL, limit=limit), replace(ALL, limit=limit, descending=False)):
                 found, stats = await search(engine, asked)
@@ -59,20 +59,20 @@ LACKING = replace(ALL, condition=Matches("nowhere"))
         (replace(LACKING, run=RUNS[0].run, limit=1), [100, 400, 900, 900]),
     ],
 )
-async def test_tiles_grow_and_those_of_one_pipeline_begin_larger(
+async def test_time_ranges_grow_and_those_of_one_pipeline_begin_larger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: QueryRequest, budgets: list[int]
 ) -> None:
     world = World(tmp_path)
     for hour in range(4):
         world.merge([(RUNS[0], ulid.lowest_at(NOW_MS - hour * HOUR_MS), b"a line\n")], {})
-    taken, take = list[int](), Tiles.take
+    taken, take = list[int](), TimeRanges.take
 
-    def noting(self: Tiles, budget: int) -> UlidRange | None:
+    def noting(self: TimeRanges, budget: int) -> UlidRange | None:
         taken.append(budget)
         return take(self, budget)
 
-    monkeypatch.setattr(Tiles, "take", noting)
-    async with engine_of(world, sizes=TileSizes(100, 900)) as engine:
+    monkeypatch.setattr(TimeRanges, "take", noting)
+    async with engine_of(world, sizes=TimeRangeSizes(100, 900)) as engine:
         assert (await search(engine, asked))[0] == []
     assert taken[:4] == budgets
 
@@ -139,7 +139,7 @@ async def test_deleted_records_are_left_out_however_many_deletions_there_are(
     middle = ulid.lowest_at(NOW_MS - 2 * HOUR_MS)
     deletions: list[Deletion] = [(RUNS[0].fqn, RUNS[0].run, middle), (RUNS[5].fqn, None, middle)]
     world.deletions = deletions + [("svc.pipe1", f"other {i}", middle) for i in range(others)]
-    async with engine_of(world, sizes=TileSizes(first_bytes=1, largest_bytes=1)) as engine:
+    async with engine_of(world, sizes=TimeRangeSizes(first_bytes=1, largest_bytes=1)) as engine:
         for request in (ALL, replace(ALL, limit=40), replace(ALL, fqn=RUNS[0].fqn, limit=3)):
             for asked in (request, replace(request, descending=False)):
                 found, _ = await search(engine, asked)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from service.query import text_scan
-from service.query.request import QueryRequest, TileSizes
+from service.query.request import QueryRequest, TimeRangeSizes
 from service.query.text_scan import Prefilter
 from tailrace.logstore import keys, ulid
 from tailrace.logstore.errors import LimitReached
@@ -272,7 +272,7 @@ async def test_so_much_is_asked_for_ahead_and_no_more(
     assert len(silent.asked) == groups
 
 
-async def test_lines_do_not_wait_for_the_footer_of_the_next_tile(
+async def test_lines_do_not_wait_for_the_footer_of_the_next_time_range(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "".join(f"{number} needle\n" for number in range(100)).encode()
@@ -290,7 +290,7 @@ async def test_lines_do_not_wait_for_the_footer_of_the_next_tile(
 
     monkeypatch.setattr(BlockingBucket, "get", hanging)
     async with (
-        engine_of(world, sizes=TileSizes(1, 1), file_cache_bytes=0) as engine,
+        engine_of(world, sizes=TimeRangeSizes(1, 1), file_cache_bytes=0) as engine,
         await engine.open(IN_PIPELINE) as running,
     ):
         batches = running.batches()

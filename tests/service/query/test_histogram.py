@@ -12,7 +12,7 @@ import pytest
 
 from service.query.engine import QueryEngine
 from service.query.facets import MAX_BUCKETS, HistogramBucket, HistogramRequest, histogram
-from service.query.request import TileSizes
+from service.query.request import TimeRangeSizes
 from tailrace.logstore import ulid
 from tailrace.logstore.errors import InvalidInput
 from tailrace.logstore.segments.detect import Carry
@@ -71,7 +71,9 @@ async def test_the_counts_are_those_of_the_model(tmp_path: Path, seed: int, larg
     if seed % 2:
         middle = ulid.lowest_at(NOW_MS - 2 * HOUR_MS)
         world.deletions = [(RUNS[0].fqn, RUNS[0].run, middle), (RUNS[5].fqn, None, middle)]
-    async with engine_of(world, sizes=TileSizes(first_bytes=1, largest_bytes=largest)) as engine:
+    async with engine_of(
+        world, sizes=TimeRangeSizes(first_bytes=1, largest_bytes=largest)
+    ) as engine:
         for asked in some_requests(rng):
             # Edges that are records' own times, and any.
             low, high = sorted((rng.choice(times), rng.choice(times) + rng.randrange(2)))

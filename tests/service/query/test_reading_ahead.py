@@ -14,7 +14,7 @@ import pytest
 
 from service.query import skip_indexes, text_scan
 from service.query.footers import FooterRowGroup, Footers, TableFileFooter
-from service.query.request import Tiles, TileSizes, UlidRange
+from service.query.request import TimeRanges, TimeRangeSizes, UlidRange
 from service.query.table_reads import TableReads
 from service.query.text_scan import Looking, Prefilter
 from tailrace.logstore import ulid
@@ -70,7 +70,7 @@ async def test_a_search_of_all_hours_reads_ahead_what_tells_of_later_ones(
     request = replace(RARE, limit=limit, fqn=fqn)
     needed = read if fqn else 0
     bucket = store.bucket if remote else None
-    async with engine_of(world, sizes=TileSizes(1, 1), bucket=bucket) as engine:
+    async with engine_of(world, sizes=TimeRangeSizes(1, 1), bucket=bucket) as engine:
         async with await engine.open(request) as running:
             batches = running._search.batches()
             await asyncio.to_thread(next, batches)  # of the first hour; the second is begun
@@ -148,32 +148,32 @@ async def test_the_system_is_told_which_row_groups_will_be_read(
 
 
 @pytest.mark.parametrize(("limit", "begun"), [(None, [2, 3, 3]), (2 * GROUP_ROWS, [1, 2])])
-async def test_the_next_tile_is_begun_before_lines_of_one_are_given(
+async def test_the_next_time_range_is_begun_before_lines_of_one_are_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int | None, begun: list[int]
 ) -> None:
     world, looked = await three_hours(tmp_path), list[Looking]()
     begin = Prefilter.begin
 
-    def noting(self: Prefilter, reads: TableReads, tile: UlidRange) -> Looking:
-        looked.append(begin(self, reads, tile))
+    def noting(self: Prefilter, reads: TableReads, time_range: UlidRange) -> Looking:
+        looked.append(begin(self, reads, time_range))
         return looked[-1]
 
     monkeypatch.setattr(Prefilter, "begin", noting)
     async with (
-        engine_of(world, sizes=TileSizes(1, 1)) as engine,
+        engine_of(world, sizes=TimeRangeSizes(1, 1)) as engine,
         await engine.open(replace(RARE, limit=limit)) as running,
     ):
         assert [len(looked) for _ in running._search.batches()] == begun
 
 
-async def test_lines_do_not_wait_for_the_index_of_the_next_tile(
+async def test_lines_do_not_wait_for_the_index_of_the_next_time_range(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(skip_indexes, "_WAIT_SECONDS", 60)
     world = await three_hours(tmp_path)
     store = Slow(world)
     async with (
-        engine_of(world, sizes=TileSizes(1, 1), bucket=store.bucket) as engine,
+        engine_of(world, sizes=TimeRangeSizes(1, 1), bucket=store.bucket) as engine,
         await engine.open(RARE) as running,
     ):
         batches = running.batches()
@@ -195,7 +195,7 @@ async def test_a_search_that_ends_early_looks_for_no_more(
         cancel(self)
 
     async with (
-        engine_of(world, sizes=TileSizes(1, 1)) as engine,
+        engine_of(world, sizes=TimeRangeSizes(1, 1)) as engine,
         await engine.open(RARE) as running,
     ):
         batches = running._search.batches()
@@ -206,7 +206,7 @@ async def test_a_search_that_ends_early_looks_for_no_more(
 
 
 @pytest.mark.parametrize(("text", "expected"), [("needle-in-a-haystack", 2), ("done in", 4)])
-async def test_a_tile_has_the_hours_of_which_indexes_leave_little(
+async def test_a_time_range_has_the_hours_of_which_indexes_leave_little(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: int
 ) -> None:
     world, rng = World(tmp_path), random.Random(3)
@@ -216,18 +216,18 @@ async def test_a_tile_has_the_hours_of_which_indexes_leave_little(
         at = ulid.lowest_at(NOW_MS - hour * HOUR_MS)
         put_in_table(world, [(RUN, at, "\n".join(lines).encode() + b"\n")], group_rows=50)
     sizes = [file.size for file in await world.index()]
-    taken, take = list[UlidRange | None](), Tiles.take
+    taken, take = list[UlidRange | None](), TimeRanges.take
 
-    def noting(self: Tiles, budget: int) -> UlidRange | None:
+    def noting(self: TimeRanges, budget: int) -> UlidRange | None:
         taken.append(take(self, budget))
         return taken[-1]
 
-    monkeypatch.setattr(Tiles, "take", noting)
+    monkeypatch.setattr(TimeRanges, "take", noting)
     request = replace(ALL, condition=Contains(text))
     room = min(sizes) // 6  # for what is read of three files, or for none
-    async with engine_of(world, sizes=TileSizes(room, room)) as engine:
+    async with engine_of(world, sizes=TimeRangeSizes(room, room)) as engine:
         assert (await search(engine, request))[0] == world.expected(request)
-    assert len([tile for tile in taken if tile is not None]) == expected
+    assert len([time_range for time_range in taken if time_range is not None]) == expected
 
 
 async def test_of_what_has_a_map_the_system_is_not_told(
@@ -250,19 +250,19 @@ async def test_of_what_has_a_map_the_system_is_not_told(
     ("busy_rows", "asked"),
     [(GROUP_ROWS, [1, 1, 1]), (2 * GROUP_ROWS, [1, 2]), (1 << 20, [1, 4])],
 )
-async def test_a_tile_is_as_large_as_gives_so_many_matches(
+async def test_a_time_range_is_as_large_as_gives_so_many_matches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy_rows: int, asked: list[int]
 ) -> None:
     world, budgets = await three_hours(tmp_path), list[int]()
     size = max(file.size for file in files_of(world))
-    take = Tiles.take
+    take = TimeRanges.take
 
-    def noting(self: Tiles, budget: int) -> UlidRange | None:
+    def noting(self: TimeRanges, budget: int) -> UlidRange | None:
         budgets.append(budget)
         return take(self, budget)
 
-    monkeypatch.setattr(Tiles, "take", noting)
-    sizes = TileSizes(size, 8 * size, busy_rows=busy_rows)
+    monkeypatch.setattr(TimeRanges, "take", noting)
+    sizes = TimeRangeSizes(size, 8 * size, busy_rows=busy_rows)
     async with engine_of(world, sizes=sizes) as engine:
         assert (await search(engine, RARE))[0] == world.expected(RARE)
     assert [budget // size for budget in budgets[: len(asked)]] == asked

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from service.query.engine import RunningSearch
-from service.query.request import QueryRequest, RecordKey, TileSizes
+from service.query.request import QueryRequest, RecordKey, TimeRangeSizes
 from service.query.search import Search
 from service.query.text_scan import Prefilter
 from tailrace.logstore import ulid
@@ -27,7 +27,7 @@ from tests.simulation.hand_clock import HandClock
 from tests.waiting import until
 
 ROWS = 40_000
-HOURLY = TileSizes(first_bytes=1, largest_bytes=1)
+HOURLY = TimeRangeSizes(first_bytes=1, largest_bytes=1)
 
 
 def keys(batch: pa.RecordBatch) -> list[RecordKey]:

@@ -27,7 +27,7 @@ from deltalake import (
 from compactor.skip_index import build
 from service.query.duckdb import SearchedBucket
 from service.query.engine import QueryEngine
-from service.query.request import QueryRequest, RecordKey, TileSizes
+from service.query.request import QueryRequest, RecordKey, TimeRangeSizes
 from service.query.sources import Deletion, Encode, FooterCatalog, SearchSources
 from service.settings import QuerySettings
 from tailrace.logstore import keys, ulid
@@ -285,7 +285,7 @@ async def engine_of(
     clock: Any = None,
     *,
     sources: SearchSources | None = None,
-    sizes: TileSizes | None = None,
+    sizes: TimeRangeSizes | None = None,
     bucket: SearchedBucket | None = None,
     **values: Any,
 ) -> AsyncIterator[QueryEngine]:
@@ -299,7 +299,7 @@ async def engine_of(
         scratch=str(world.root / "scratch"),
         cache=str(world.root / "cache"),
         settings=changed(QuerySettings(), **values),
-        tile_sizes=sizes,
+        time_range_sizes=sizes,
         bucket=bucket or (bucket_of(world.bucket) if world.bucket else None),
     )
     try:
