@@ -183,7 +183,7 @@ def _run(flags: argparse.Namespace) -> int:
                 await repeat(compactor, flags.every, passes.next)
 
     try:
-        if not run_until_told(work()):
+        if not run_until_signalled(work()):
             log.info("stopped")
     finally:
         session.abandon()
@@ -199,26 +199,26 @@ async def _single(compactor: Compactor, passes: Passes, *, wait: bool, erase: bo
         await compactor.clock.sleep(_LOOK_AGAIN_SECONDS)
 
 
-def run_until_told(work: Coroutine[Any, Any, None]) -> bool:
+def run_until_signalled(work: Coroutine[Any, Any, None]) -> bool:
     """Runs the work. Returns whether it ended by itself. Raises the errors of the work."""
     try:
-        asyncio.run(_until_told(work))
+        asyncio.run(_until_signalled(work))
     except asyncio.CancelledError:
         return False
     return True
 
 
-async def _until_told(work: Coroutine[Any, Any, None]) -> None:
+async def _until_signalled(work: Coroutine[Any, Any, None]) -> None:
     loop, task = asyncio.get_running_loop(), asyncio.create_task(work)
 
-    def told() -> None:
+    def on_signal() -> None:
         # A JVM whose work ends logs that at length; imported only if Spark was started.
         if jvm := sys.modules.get("compactor.spark.jvm"):
             jvm.hush()
         task.cancel()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told)
+        loop.add_signal_handler(number, on_signal)
     if submitted():
         _at_the_end_of_input(loop, task.cancel)
     await task

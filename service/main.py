@@ -164,7 +164,7 @@ async def run(
     async with AsyncExitStack() as stack:
         gate = make_gate(settings, machine)
         node, check, asked, bound = await _begin(stack, settings, machine, bound)
-        _tell_torn(node)
+        _log_torn(node)
         sources = make_sources(settings, node)
         engine = make_engine(settings, machine, node, sources)
         stack.callback(engine.close)
@@ -202,7 +202,7 @@ async def run(
         stack.push_async_callback(_stop_both, node, compacting)
         stack.callback(queue.stop)
         on_listening(address(bound, "https" if settings.server.tls_certificate else "http"))
-        _tell_places(settings, compacting=child.starts_any)
+        _log_places(settings, compacting=child.starts_any)
         status = await _until_over(stop, http, [node.failed, check.refused])
         if deadline is not None:
             deadline.begin(settings.server.stop_seconds + MARGIN_SECONDS)
@@ -298,7 +298,7 @@ def _journal_of(settings: Settings) -> str:
     return os.path.abspath(os.path.join(settings.data, "journal"))
 
 
-def _tell_places(settings: Settings, *, compacting: bool) -> None:
+def _log_places(settings: Settings, *, compacting: bool) -> None:
     if settings.server.role == "query":
         log.info("this node only reads; runs and table are in %s", settings.store_place)
     else:
@@ -308,7 +308,7 @@ def _tell_places(settings: Settings, *, compacting: bool) -> None:
         log.info("a compactor makes the table, every %g s", settings.compaction.every_seconds)
 
 
-def _tell_torn(node: Node) -> None:
+def _log_torn(node: Node) -> None:
     """Logs torn tails: they were never acknowledged, but a failing disk looks the same."""
     for tail in () if node.only_reads else node.writer.recovered.torn:
         log.info(

@@ -124,7 +124,7 @@ class Node:
         """Is told of each segment of this node that is in the store, and its key."""
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.members = Membership(environment, settings)
-        self.status.unfinished.tell = self.members.tell_unfinished
+        self.status.unfinished.report = self.members.report_unfinished
         self.confirmations = Confirmations()
         # A node that only reads never sheds: its load is not measured.
         self.shedding = open_shedding(
@@ -444,9 +444,9 @@ class Node:
             self.tail.ended(RunKey(fqn, run))
         return runs
 
-    def untold(self, fqn: str, run: str | None) -> Sequence[str]:
+    def unacknowledged(self, fqn: str, run: str | None) -> Sequence[str]:
         """The nodes that do not know the newest deletion yet."""
-        return self.run_logs.deleter.news.silent(fqn, run)
+        return self.run_logs.deleter.notices.silent(fqn, run)
 
     async def all_synced(self) -> None:
         """Waits until requests are answered and accepted lines are synced. Raises `Unavailable`."""

@@ -184,7 +184,7 @@ class Watcher:
         if wake is not None and not wake.done():
             wake.set_result(why)
 
-    def news(self) -> None:
+    def notify(self) -> None:
         """Pushes new ticks to the reader, or wakes it."""
         wake = self._wake
         if wake is None or wake.done():
@@ -313,7 +313,7 @@ class Channel:
         self._pending_last = None
         self._last_tick = self._loop.time()
         for watcher in self.watchers:
-            watcher.news()
+            watcher.notify()
 
     def _keep(self, tick: Tick) -> None:
         self._ticks.append(tick)

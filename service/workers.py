@@ -157,14 +157,14 @@ class WorkerProcess:
         assert process.stdin is not None
         body = pickle.dumps(assignment)
         process.stdin.write(len(body).to_bytes(8, "big") + body)  # stays open until the parent dies
-        asyncio.get_running_loop().add_reader(reading, self._hear, reading)
+        asyncio.get_running_loop().add_reader(reading, self._on_message, reading)
         status = await process.wait()
         self.ready.clear()
         self._said(False)
         self._process = None
         return status
 
-    def _hear(self, reading: int) -> None:
+    def _on_message(self, reading: int) -> None:
         """Reads its one byte, or the end of its pipe if it died before."""
         said = os.read(reading, 1)
         asyncio.get_running_loop().remove_reader(reading)
@@ -260,10 +260,10 @@ class WorkerProcesses:
 
     def _url(self, own: socket.socket) -> str:
         """The URL of the worker for other nodes, with the host from the settings."""
-        told = urlsplit(self._settings.nodes.url)
-        if not told.hostname:
+        url = urlsplit(self._settings.nodes.url)
+        if not url.hostname:
             return address(own)
-        host = f"[{told.hostname}]" if ":" in told.hostname else told.hostname
+        host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
         return f"http://{host}:{own.getsockname()[1]}"
 
     async def _announce(self, url: str, on_listening: Callable[[str], None]) -> None:

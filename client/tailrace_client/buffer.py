@@ -316,14 +316,14 @@ class Buffer:
         entries = self._from_memory()
         drops = list(self._drops)
         try:
-            self._append([*_told(drops), *entries])
+            self._append([*_as_entries(drops), *entries])
         except BaseException as error:  # an interrupt too: what is not written comes back
             self._memory.extendleft(reversed(entries))
             if not isinstance(error, OSError):
                 raise
             self._refused(error)
             return False
-        self._tell(drops)
+        self._report(drops)
         self._taken(entries)
         if self._disk_error:
             self._disk_error, self._retry_at = "", 0.0
@@ -363,14 +363,14 @@ class Buffer:
         """Makes a batch of what the spool could not take; None if there is nothing."""
         drops = list(self._drops)
         entries = self._from_memory()
-        told = _told(drops)
-        if not (told or entries):
+        notes = _as_entries(drops)
+        if not (notes or entries):
             return None
         for _ in drops:
             self._drops.popleft()
         self._dropped += _new(drops)
         self._taken(entries)
-        return HeldBatch(self._target, self._ids.mint(), [*told, *entries])
+        return HeldBatch(self._target, self._ids.mint(), [*notes, *entries])
 
     def keep(self, until: float) -> int:
         """Puts what is held and in memory into the spool, if it can be written now.
@@ -389,7 +389,7 @@ class Buffer:
                     self._held = None
         return len(self._memory) + self.held
 
-    def _tell(self, drops: List[_Drop]) -> None:
+    def _report(self, drops: List[_Drop]) -> None:
         """Counts drops, and remembers which batch has the note about them."""
         if not drops or self.queue is None:
             return
@@ -471,7 +471,7 @@ def _new(drops: List[_Drop]) -> int:
     return sum([drop.records for drop in drops if not drop.counted])
 
 
-def _told(drops: List[_Drop]) -> List[SpoolEntry]:
+def _as_entries(drops: List[_Drop]) -> List[SpoolEntry]:
     if not drops:
         return []
     count = sum([drop.records for drop in drops])

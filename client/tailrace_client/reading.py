@@ -198,10 +198,10 @@ class _LiveStream:
                 elif event.name == "message":
                     self.cursor = event.id
                     record = _record(json.loads(event.data), event.id)
-                    if self._is_news(record.ulid):
+                    if self._is_new(record.ulid):
                         yield record
 
-    def _is_news(self, ulid: str) -> bool:
+    def _is_new(self, ulid: str) -> bool:
         known = ulid in self._known
         self._known.discard(ulid)
         if self._without_store:

@@ -173,11 +173,11 @@ class _Relay(threading.Thread):
                 elif self._held is not None:
                     self._held.append(line)
                 else:
-                    self._tell(line)
+                    self._log_line(line)
         for line in self._held or ():
-            self._tell(line)
+            self._log_line(line)
 
-    def _tell(self, line: bytes) -> None:
+    def _log_line(self, line: bytes) -> None:
         if self.hushed:
             return
         said = _parsed(line)

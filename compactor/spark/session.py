@@ -353,7 +353,7 @@ def _start(wishes: SparkWishes, s3a: S3A | None, secrets: Mapping[str, str]) -> 
         spark = SparkSession.builder.config(conf=conf).getOrCreate()
         spark.sparkContext.setLogLevel("WARN")
         if s3a is not None:
-            _tell_s3(spark, secrets)
+            _log_s3(spark, secrets)
     except PySparkRuntimeError as error:
         raise _not_started(error, wishes.driver_memory, on_s3=s3a is not None) from error
     except (Py4JError, ConnectionError) as error:  # a JVM that fails: its master does not answer
@@ -405,7 +405,7 @@ def _close_files() -> None:
         jvm.org.apache.hadoop.fs.FileSystem.closeAll()
 
 
-def _tell_s3(spark: SparkSession, secrets: Mapping[str, str]) -> None:
+def _log_s3(spark: SparkSession, secrets: Mapping[str, str]) -> None:
     """Gives the session its secrets, after checking that its classes exist."""
     jvm: Any = spark.sparkContext._jvm
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()

@@ -177,7 +177,7 @@ class Deleted(BaseModel):
     silent: list[str] = []
 
 
-_UNTOLD: Final[dict[int | str, dict[str, Any]]] = {
+_UNACKNOWLEDGED: Final[dict[int | str, dict[str, Any]]] = {
     202: {"model": Deleted, "description": "Deleted; the nodes in `silent` do not know it yet."}
 }
 
@@ -295,7 +295,7 @@ def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRo
         summary="Delete a run",
         response_model=Deleted,
         response_model_exclude_unset=True,
-        responses=_UNTOLD,
+        responses=_UNACKNOWLEDGED,
     )
     async def delete_run(
         fqn: str,
@@ -305,19 +305,19 @@ def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRo
     ) -> dict[str, Any]:
         key = run_key(fqn, runId)
         await node.delete_run(key, partial(_waits, request))
-        return said("Run deleted", [key.run], node.untold(*key), response)
+        return said("Run deleted", [key.run], node.unacknowledged(*key), response)
 
     @router.delete(
         "/{fqn}",
         summary="Delete all runs of a pipeline",
         response_model=Deleted,
         response_model_exclude_unset=True,
-        responses=_UNTOLD,
+        responses=_UNACKNOWLEDGED,
     )
     async def delete_pipeline(fqn: str, request: Request, response: Response) -> dict[str, Any]:
         pipeline = component_name(fqn.encode(), "fqn")
         deleted = await node.delete_pipeline(pipeline, partial(_waits, request))
-        return said("Pipeline deleted", deleted, node.untold(pipeline, None), response)
+        return said("Pipeline deleted", deleted, node.unacknowledged(pipeline, None), response)
 
     def said(
         message: str, runs: Sequence[str], silent: Sequence[str], response: Response

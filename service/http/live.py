@@ -635,7 +635,7 @@ def unfinished_routes(node: NodeApi, max_readers: int, counters: HttpCounters) -
         line = UnfinishedLine.from_json(await json_object(request))
         key, lines = run_key(fqn, runId), node.status.unfinished
         lines.put(key, line)
-        lines.tell(key, line)
+        lines.report(key, line)
         return Response()
 
     @router.get(

@@ -333,10 +333,10 @@ class ProgressStream(RunStatusStream):
             over: bool | None = None
             while not watcher.gone:
                 # Nothing is awaited between the last read and the wait, so no nudge is missed.
-                news = self._newer(stored) or self._newer(status.progress_here(self._key))
-                if news is not None:
-                    self._sent = news.version
-                    yield self._counted(_event(news))
+                newer = self._newer(stored) or self._newer(status.progress_here(self._key))
+                if newer is not None:
+                    self._sent = newer.version
+                    yield self._counted(_event(newer))
                 elif over is None:
                     over = await watcher.unless_left(run_is_over(self._node, self._key))
                 elif over or watcher.channel.ended is not None:

@@ -396,10 +396,10 @@ class GroupWriter:
             if not item.done.done():
                 item.done.set_result(None)
         if batches:
-            self._tell(batches)
+            self._report(batches)
         self._after_sync()
 
-    def _tell(self, batches: Sequence[Appended]) -> None:
+    def _report(self, batches: Sequence[Appended]) -> None:
         try:
             self._on_synced(batches)
         except Exception as error:  # noqa: BLE001 -- what is synced does not hang on listeners

@@ -143,8 +143,8 @@ class Answers:
     async def _wait(self, message: Message) -> bytes:
         since = [(RunKey(str(fqn), str(run)), int(pos)) for fqn, run, pos in message.head["runs"]]
         seconds = min(float(message.head["seconds"]), _MOST_SECONDS)
-        news = await self._held.news(since, seconds, message.head.get("taken"))
-        return rpc.encode(news._asdict())
+        changed_since = await self._held.changed_since(since, seconds, message.head.get("taken"))
+        return rpc.encode(changed_since._asdict())
 
     async def _runs(self, message: Message) -> bytes:
         fqn = message.head["fqn"]
@@ -166,7 +166,7 @@ class Answers:
         fqn, run = _names(message)
         await self._node.all_synced()
         t = int(ulids.parse(message.head["t"]))
-        await self._node.run_logs.deleter.hear(fqn, run, t, message.head.get("age_ms"))
+        await self._node.run_logs.deleter.on_notified(fqn, run, t, message.head.get("age_ms"))
         tail = self._node.tail
         for key in [k for k in tail.watched if k.fqn == fqn and run in (None, k.run)]:
             tail.ended(key)

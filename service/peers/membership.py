@@ -63,12 +63,12 @@ from service.peers.remote_lines import ask_for_lines
 from service.peers.rpc import Contacts, PeerRefused, PeerSilent
 from service.run_log.backlog import (
     NOWHERE,
+    Acknowledgements,
     Deletions,
     Elsewhere,
     NoOtherNodes,
     RunLogPeers,
     RunsElsewhere,
-    Told,
 )
 from service.runtime.concurrency import ChangeSignal
 from service.runtime.environment import Environment
@@ -84,7 +84,7 @@ from tailrace.logstore.clock import Clock
 from tailrace.logstore.errors import InvalidInput, OutcomeUnknown, TailraceError, Unavailable
 from tailrace.logstore.objects.store import ObjectStore
 
-_TOLD_SECONDS = 5.0
+_NOTIFY_SECONDS = 5.0
 
 
 class MemberPeers:
@@ -109,7 +109,7 @@ class MemberPeers:
         self._clock = clock
         self._let_go = LetGo(store, clock)
         self._registrations = Registrations(store)
-        self._close_seconds = close_seconds + _TOLD_SECONDS
+        self._close_seconds = close_seconds + _NOTIFY_SECONDS
 
     def __bool__(self) -> bool:
         return True  # nodes may have joined that this one has not seen yet
@@ -166,14 +166,14 @@ class MemberPeers:
         silent.update(await self._let_go.lately())
         return highest, tuple(sorted(silent))
 
-    async def deleted(self, fqn: str, run: str | None, t: int) -> Told:
+    async def deleted(self, fqn: str, run: str | None, t: int) -> Acknowledgements:
         """Notifies them of a deletion. Raises `Unavailable`."""
         age_ms = self._deletions.age_of(fqn, run, t, self._clock.now_ms())
         body = rpc.encode({"fqn": fqn, "run": run, "t": ulids.encode(t), "age_ms": age_ms})
-        gathered = await self._peers.everyone(body, "deleted", _TOLD_SECONDS, readers=True)
-        return Told(tuple(sorted(gathered.silent)))
+        gathered = await self._peers.everyone(body, "deleted", _NOTIFY_SECONDS, readers=True)
+        return Acknowledgements(tuple(sorted(gathered.silent)))
 
-    async def close(self, key: RunKey) -> Told:
+    async def close(self, key: RunKey) -> Acknowledgements:
         """Asks them to close the run. Raises `Unavailable`."""
         body = rpc.encode({"fqn": key.fqn, "run": key.run, "asker": self._own})
         gathered = await self._peers.everyone(body, "close", self._close_seconds)
@@ -185,7 +185,7 @@ class MemberPeers:
             if (answer := gathered.answers.get(entry.instance)) and not answer.head.get("asking")
         ]
         let_go = await self._let_go.nodes()
-        return Told(tuple(sorted(gathered.silent)), working, let_go, tuple(idle))
+        return Acknowledgements(tuple(sorted(gathered.silent)), working, let_go, tuple(idle))
 
     async def ended(self, key: RunKey) -> None:
         """Notifies the nodes that answer of the closed run."""
@@ -273,12 +273,12 @@ class LiveFeed:
         try:
             answer = await self._peers.one(entry, body, "wait", seconds + _GRACE_SECONDS)
             keys = list(seen)
-            news = [keys[number] for number in answer.head["runs"]]
+            changed = [keys[number] for number in answer.head["runs"]]
             seen |= dict.fromkeys(keys, int(answer.head["end"]))
             self._taken[entry.instance] = int(answer.head.get("taken", 0))
         except (PeerSilent, PeerRefused, KeyError, IndexError, TypeError):
             return False
-        for key in news:
+        for key in changed:
             self._tail.missed(key)
         return True
 
@@ -289,7 +289,7 @@ _LEAVE_SECONDS = 5.0
 _RETRY_SECONDS = 1.0
 _AWAY_TURNS = 3
 _TOUCH_SECONDS = 2.0
-_MOST_TOLD = 100
+_MOST_NOTIFIED = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,11 +332,11 @@ class Membership:
         self._joined = False
         self._telling: set[asyncio.Task[Gathered]] = set()
 
-    def tell_unfinished(self, key: RunKey, line: UnfinishedLine) -> None:
+    def report_unfinished(self, key: RunKey, line: UnfinishedLine) -> None:
         """Sends the state of an unfinished line to the nodes that answer, without waiting."""
         if self.peers is None or not self.peers.entries(readers=True):
             return
-        if len(self._telling) >= _MOST_TOLD:
+        if len(self._telling) >= _MOST_NOTIFIED:
             return  # the next state is sent
         body = rpc.encode({"fqn": key.fqn, "run": key.run, "line": line.to_json()})
         task = asyncio.ensure_future(self.peers.ask(body, "unfinished", readers=True))
@@ -378,10 +378,10 @@ class Membership:
         """The last reported loads of the other nodes that answer."""
         return [] if self.peers is None else self.peers.loads()
 
-    async def tell_load(self, load: float) -> None:
+    async def report_load(self, load: float) -> None:
         """Reports this node's load to the others. Raises `Unavailable`."""
         if self.register is not None:
-            await self.register.tell_load(load)
+            await self.register.report_load(load)
 
     @property
     def asks(self) -> bool:

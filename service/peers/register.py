@@ -224,9 +224,9 @@ class Register:
         self._withdrawn = False
         self._earlier: list[NodeEntry] = []
         """Entries of earlier processes of the node, which go once this one's is written."""
-        self._told: dict[str, NodeEntry] = {}
+        self._reported: dict[str, NodeEntry] = {}
         """Entries of which their processes told this one since it began to read the register."""
-        self._untold: set[str] = set()
+        self._unacknowledged: set[str] = set()
         """Processes that may not know this one yet: they were told of it, and did not answer."""
         self._heard: list[Callable[[], None]] = []
         self._unchanged: dict[str, tuple[str, float]] = {}
@@ -256,9 +256,9 @@ class Register:
         """This process's entry, once it is written."""
         return self._own
 
-    def on_change(self, hear: Callable[[], None]) -> None:
-        """Calls `hear` when other processes come or go."""
-        self._heard.append(hear)
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` when other processes come or go."""
+        self._heard.append(callback)
 
     async def publish(
         self,
@@ -288,17 +288,17 @@ class Register:
                 await self._remove(self._earlier[-1])
                 self._earlier.pop()
         await self.look()
-        self._untold = set(self._others)
+        self._unacknowledged = set(self._others)
         await self.introduce()
 
     @property
-    def untold(self) -> Collection[str]:
+    def unacknowledged(self) -> Collection[str]:
         """Processes that may not know this one yet, by instance."""
-        return self._untold
+        return self._unacknowledged
 
     async def introduce(self) -> None:
         """Sends its entry to processes that may not know it yet, and waits for them briefly."""
-        strangers = [e for e in self._others.values() if e.instance in self._untold]
+        strangers = [e for e in self._others.values() if e.instance in self._unacknowledged]
         await asyncio.gather(*[self._hello(entry) for entry in strangers])
 
     def meet(self, node: str, instance: str, body: bytes) -> None:
@@ -307,10 +307,10 @@ class Register:
         So that process is asked for its lines from its first acknowledgement on, also while the
         store hangs.
         """
-        self._untold.discard(instance)  # it has read this one's entry
+        self._unacknowledged.discard(instance)  # it has read this one's entry
         if instance != self.instance:
-            self._told[instance] = entry_at(keys.peer(node, instance), body)
-            self._know({**self._others, **self._told})
+            self._reported[instance] = entry_at(keys.peer(node, instance), body)
+            self._know({**self._others, **self._reported})
 
     async def twin(self, node: str) -> Twin | None:
         """Returns another live process of the same incarnation; None if no other exists.
@@ -340,7 +340,7 @@ class Register:
             began = self._clock.monotonic()
             found: dict[str, NodeEntry] = {}
             read: dict[str, tuple[str, NodeEntry]] = {}
-            self._told.clear()  # they were written before, so the listing has them
+            self._reported.clear()  # they were written before, so the listing has them
             async for info in self._store.list(keys.PEERS):
                 known = self._read.get(info.key)
                 if known is None or known[0] != info.etag:
@@ -354,16 +354,16 @@ class Register:
                     found[known[1].instance] = known[1]
             self._unchanged = {k: seen for k, seen in self._unchanged.items() if k in read}
             self._read, self._looked = read, began
-            self._know(found | self._told)
+            self._know(found | self._reported)
 
     def _know(self, found: dict[str, NodeEntry]) -> None:
         changed = _names(found) != _names(self._others)
         self._others = found
-        self._untold &= found.keys()
+        self._unacknowledged &= found.keys()
         self.contacts.forget_all_but(found)
         if changed:
-            for hear in self._heard:
-                hear()
+            for callback in self._heard:
+                callback()
 
     async def _is_there(self, info: ObjectInfo, entry: NodeEntry) -> bool:
         """Removes a reader's entry that was not written for three minutes."""
@@ -398,7 +398,7 @@ class Register:
             except TailraceError as error:
                 self.last_error = unreadable_register(error)
 
-    async def tell_load(self, load: float) -> None:
+    async def report_load(self, load: float) -> None:
         """Writes the load into the own entry if it has changed by a tenth. Raises `Unavailable`."""
         if self._own is None or abs(self._own.load - load) < _LOAD_STEP:
             return
@@ -435,7 +435,7 @@ class Register:
     async def _hello(self, entry: NodeEntry) -> None:
         with suppress(PeerSilent, PeerRefused):  # it is notified again, or finds this one by itself
             await self._greet(entry, self._own)
-            self._untold.discard(entry.instance)
+            self._unacknowledged.discard(entry.instance)
 
     async def _greet(self, entry: NodeEntry, own: NodeEntry | None = None) -> tuple[str, ...]:
         """Sends the `own` entry to a live process, and returns its journal files."""
@@ -823,8 +823,8 @@ class Peers:
         return self._contacts.on_change
 
     @on_change.setter
-    def on_change(self, hear: Callable[[], None]) -> None:
-        self._contacts.on_change = hear
+    def on_change(self, callback: Callable[[], None]) -> None:
+        self._contacts.on_change = callback
 
     def __bool__(self) -> bool:
         """Whether other nodes with lines exist."""
@@ -888,10 +888,12 @@ class Peers:
 
     def silent(self) -> tuple[str, ...]:
         """The nodes with lines that are silent or may not know this one yet, by name."""
-        untold = self.register.untold
-        if not (untold or self._contacts.any_unheard):
+        unacknowledged = self.register.unacknowledged
+        if not (unacknowledged or self._contacts.any_unheard):
             return ()
-        found = {e.node for e in self.entries() if e.instance in untold or self.is_silent(e)}
+        found = {
+            e.node for e in self.entries() if e.instance in unacknowledged or self.is_silent(e)
+        }
         return tuple(sorted(found))
 
     async def stay_in_touch(self, seconds: float) -> None:
@@ -899,11 +901,11 @@ class Peers:
 
         A process that may not know this one gets its entry instead.
         """
-        asked, told = self._contacts.asked_within, self.register.untold
+        asked, unacknowledged = self._contacts.asked_within, self.register.unacknowledged
         quiet = [
             entry
             for entry in self.entries()
-            if entry.instance not in told and not asked(entry.instance, seconds)
+            if entry.instance not in unacknowledged and not asked(entry.instance, seconds)
         ]
         await asyncio.gather(
             self.register.introduce(),

@@ -86,7 +86,7 @@ class SheddingPeers(Protocol):
         """The last reported loads of the other nodes that answer."""
         ...
 
-    async def tell_load(self, load: float) -> None:
+    async def report_load(self, load: float) -> None:
         """Reports this node's load to the others. Raises `TailraceError`."""
         ...
 
@@ -137,7 +137,7 @@ class Shedding:
             return
         wanted = self.load >= (_WELL if self._until_ms else _OVER)
         try:
-            await self._others.tell_load(self.load)
+            await self._others.report_load(self.load)
             if wanted and self._clock.monotonic() - self._renewed >= _RENEW_SECONDS:
                 await self._take()
             elif not wanted and self._until_ms:

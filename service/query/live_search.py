@@ -568,8 +568,8 @@ class LiveReader:
                 await clock.sleep(_SILENT_SECONDS if self._behind else limits.look_seconds)
                 continue
             async with aclosing(self._live_end(wait)) as live:
-                async for news in live:
-                    yield news
+                async for event in live:
+                    yield event
 
     async def _storage(self) -> AsyncGenerator[MatchedRecords | Gap]:
         """Yields the missed records up to a moment; sets the mark if those are all."""

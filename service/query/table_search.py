@@ -131,7 +131,7 @@ class TableSearch:
         self._prefilter = prefilter
         self._needs = needs_of(request.condition)
         self._ahead: Sequence[TableFile] = ()  # files whose indexes were asked before
-        self._told: Mapping[str, IndexCondition] = {}  # the answers of these indexes
+        self._answers: Mapping[str, IndexCondition] = {}  # the answers of these indexes
         self._plan: _Plan | None = None
         self._next: _Plan | None = None
 
@@ -161,11 +161,11 @@ class TableSearch:
                 if copy or self._in_part  # otherwise line maps may make the footer unnecessary
             ]
         )
-        self._ahead, self._told = files, self._indexes.ahead(files, self._needs)
+        self._ahead, self._answers = files, self._indexes.ahead(files, self._needs)
 
     def weights(self, bounds: UlidRange) -> Mapping[int, Weight]:
         """Returns the bytes to read by hour, as far as they are known."""
-        return weights(self._snapshot.weights(bounds), self._ahead, self._told)
+        return weights(self._snapshot.weights(bounds), self._ahead, self._answers)
 
     def reads(self, time_range: UlidRange) -> TableReads:
         """Returns the reads of the range; plans them once, for the reads and their size."""
@@ -199,10 +199,10 @@ class TableSearch:
         if self._needs is None:
             return
         files = self._files(time_range)
-        told = {**self._told, **self._indexes.ahead(self._untold(files), self._needs)}
-        if any(file.path not in told for file in files):
+        answers = {**self._answers, **self._indexes.ahead(self._unanswered(files), self._needs)}
+        if any(file.path not in answers for file in files):
             return
-        plan = self._next = _Plan(time_range, self._reads_of(time_range, files, told))
+        plan = self._next = _Plan(time_range, self._reads_of(time_range, files, answers))
         if not self._prefilter.is_ready(plan.reads):
             return
         with suppress(Damaged):  # the search meets it again in this range and reports it
@@ -245,18 +245,21 @@ class TableSearch:
         return self._plan
 
     def _new_plan(self, time_range: UlidRange) -> _Plan:
-        files, told = self._files(time_range), self._told
-        if self._needs is not None and (others := self._untold(files)):
-            told = {**told, **self._indexes.which(others, self._needs)}
-        return _Plan(time_range, self._reads_of(time_range, files, told))
+        files, answers = self._files(time_range), self._answers
+        if self._needs is not None and (others := self._unanswered(files)):
+            answers = {**answers, **self._indexes.which(others, self._needs)}
+        return _Plan(time_range, self._reads_of(time_range, files, answers))
 
-    def _untold(self, files: Sequence[TableFile]) -> Sequence[TableFile]:
-        return [file for file in files if file.path not in self._told]
+    def _unanswered(self, files: Sequence[TableFile]) -> Sequence[TableFile]:
+        return [file for file in files if file.path not in self._answers]
 
     def _reads_of(
-        self, time_range: UlidRange, files: Sequence[TableFile], told: Mapping[str, IndexCondition]
+        self,
+        time_range: UlidRange,
+        files: Sequence[TableFile],
+        answers: Mapping[str, IndexCondition],
     ) -> TableReads:
-        return table_reads(time_range, files, told, self._nearest.copy_of, self._indexes.maps)
+        return table_reads(time_range, files, answers, self._nearest.copy_of, self._indexes.maps)
 
     def _files(self, time_range: UlidRange) -> list[TableFile]:
         return self._nearest.files(self._snapshot.table_files(time_range))

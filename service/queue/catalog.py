@@ -116,7 +116,7 @@ class ListedSegments:
         self._listing: asyncio.Task[None] | None = None
         self._began: float | None = None
         self._whole: float | None = None
-        self._news = float("-inf")
+        self._changed_at = float("-inf")
         self.listings = 0
         self.waiting: dict[str, str] = {}
         """Nodes whose turn has ended, and why."""
@@ -126,7 +126,7 @@ class ListedSegments:
 
         Raises `StoreUnavailable`.
         """
-        asked = max(self._clock.monotonic() - seconds, self._news)
+        asked = max(self._clock.monotonic() - seconds, self._changed_at)
         while self._began is None or self._began < asked:
             if self._listing is None:
                 self._listing = asyncio.ensure_future(self._list())
@@ -134,7 +134,7 @@ class ListedSegments:
 
     def expire(self) -> None:
         """Marks the catalog as outdated: the next caller makes a listing."""
-        self._news = self._clock.monotonic()
+        self._changed_at = self._clock.monotonic()
 
     def after(self, node: str, seq: int) -> list[tuple[int, ListedObject]]:
         """The node's known segments above `seq`, without quarantined ones."""
@@ -296,8 +296,8 @@ class ListedSegments:
             old = known.get(node, {})
             after = keys.segment(node, next(reversed(old))) if old else ""
             found = [info async for info in self._store.list(keys.segments_of(node), after=after)]
-            news = {name.seq: _listed(info) for info in found if (name := _name(info)) is not None}
-            nodes[node] = {**old, **news} if news else old
+            newer = {name.seq: _listed(info) for info in found if (name := _name(info)) is not None}
+            nodes[node] = {**old, **newer} if newer else old
         return nodes
 
 

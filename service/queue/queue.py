@@ -287,7 +287,7 @@ class ConsumerGroupWriter:
                 some, self._waiting = self._waiting[:_AT_ONCE], self._waiting[_AT_ONCE:]
                 live = [one for one in some if not one.done.done()]
                 try:
-                    _tell(live, await self._outcomes(live))
+                    _resolve(live, await self._outcomes(live))
                 except (asyncio.CancelledError, Exception):  # no caller may wait for ever
                     for one in live:
                         one.done.cancel()
@@ -385,7 +385,7 @@ class ConsumerGroupWriter:
         return TimeInterval(time.at_least_ms(), time.at_most_ms())
 
 
-def _tell(some: Sequence[_WaitingChange], outcomes: Sequence[Outcome]) -> None:
+def _resolve(some: Sequence[_WaitingChange], outcomes: Sequence[Outcome]) -> None:
     for one, outcome in zip(some, outcomes, strict=True):
         if one.done.done():
             continue

@@ -288,7 +288,7 @@ class RunsElsewhere(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Acknowledgements:
     """Nodes that were not notified, and whether a notified node is still working.
 
     `let_go` are nodes that an operator decommissioned: nobody asks them, and they are lost. `idle`
@@ -332,11 +332,11 @@ class RunLogPeers(Protocol):
         """
         ...
 
-    async def deleted(self, fqn: str, run: str | None, t: int) -> Told:
+    async def deleted(self, fqn: str, run: str | None, t: int) -> Acknowledgements:
         """Notifies them of a deletion."""
         ...
 
-    async def close(self, key: RunKey) -> Told:
+    async def close(self, key: RunKey) -> Acknowledgements:
         """Asks them to close the run for their own lines."""
         ...
 
@@ -360,11 +360,11 @@ class NoOtherNodes:
     async def highest(self, fqn: str, run: str | None) -> tuple[int, tuple[str, ...]]:  # noqa: ARG002
         return 0, ()
 
-    async def deleted(self, fqn: str, run: str | None, t: int) -> Told:  # noqa: ARG002
-        return Told()
+    async def deleted(self, fqn: str, run: str | None, t: int) -> Acknowledgements:  # noqa: ARG002
+        return Acknowledgements()
 
-    async def close(self, key: RunKey) -> Told:  # noqa: ARG002
-        return Told()
+    async def close(self, key: RunKey) -> Acknowledgements:  # noqa: ARG002
+        return Acknowledgements()
 
     async def ended(self, key: RunKey) -> None:
         """Does nothing: no node is to be notified."""
@@ -389,7 +389,7 @@ class HeldSource(NamedTuple):
     flushed: int = 0
 
 
-class News(NamedTuple):
+class ChangedRuns(NamedTuple):
     """The numbers of the runs that have new lines, and one past the last examined line.
 
     `taken` counts how often lines of lost nodes were taken over here.
@@ -426,9 +426,9 @@ class HeldLines:
         for key in list(self._waiting):
             self.arrived(key)
 
-    async def news(
+    async def changed_since(
         self, since: Sequence[tuple[RunKey, int]], seconds: float, taken: int | None = None
-    ) -> News:
+    ) -> ChangedRuns:
         """Returns the runs with lines at or above a position each, as soon as any exist.
 
         It returns all runs if lines of lost nodes were taken over since the answer with `taken`,
@@ -461,7 +461,7 @@ class HeldLines:
         for key in list(self._waiting):
             self.arrived(key)
 
-    def _since(self, since: Sequence[tuple[RunKey, int]], taken: int | None) -> News:
+    def _since(self, since: Sequence[tuple[RunKey, int]], taken: int | None) -> ChangedRuns:
         if self.stopped:
             raise Conflict("the node has stopped", hint="Its lines are in the store.")
         with self._pin() as pin:
@@ -472,7 +472,7 @@ class HeldLines:
                 or 0 <= start < pin.first_pos
                 or len(pin.batches(run=key, start=max(start, 0)).rows)
             ]
-            return News(runs, pin.end_pos, self._taken)
+            return ChangedRuns(runs, pin.end_pos, self._taken)
 
     def runs(self, fqn: str | None) -> list[tuple[RunKey, int]]:
         """Returns runs with lines in no chunk yet, of a pipeline or of all; their newest ids.

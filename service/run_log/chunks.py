@@ -5,9 +5,9 @@ caller's manifest is old: `Moved`. The caller then reads the manifest again; lin
 they are. An index that fails its checksums counts as gone (`Chunks.damaged`), so the repair makes
 it again.
 
-`news` selects the batches of a run that are not in its chunks yet. It leaves out batches that the
-manifest says are flushed, deleted ones, those that the chunks have under another position (another
-node's copy, a retry), and those that came twice.
+`select_new` selects the batches of a run that are not in its chunks yet. It leaves out batches that
+the manifest says are flushed, deleted ones, those that the chunks have under another position
+(another node's copy, a retry), and those that came twice.
 """
 
 from __future__ import annotations
@@ -416,7 +416,7 @@ def above(rows: Rows, ulid: int) -> NDArray[np.bool_]:
     return exceeds
 
 
-async def news(
+async def select_new(
     sources: Sequence[NewBatches],
     chosen: Sequence[Indexes],
     manifest: Manifest,
@@ -441,7 +441,7 @@ async def news(
 def left_out(
     sources: Sequence[NewBatches], chosen: Sequence[Indexes], kept: Sequence[Indexes], horizon: int
 ) -> list[Copy]:
-    """Returns the `chosen` batches that `news` left out because the run's log has other copies."""
+    """Returns the `chosen` batches that `select_new` left out: the log has other copies."""
     found: list[Copy] = []
     for source, before, after in zip(sources, chosen, kept, strict=True):
         if len(before) == len(after):

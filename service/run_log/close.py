@@ -26,7 +26,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from service.run_log.backlog import RunLogPeers, Told
+from service.run_log.backlog import Acknowledgements, RunLogPeers
 from service.run_log.chunks import Chunks, in_range
 from service.run_log.contracts import RunLocks
 from service.run_log.flush import Flusher
@@ -58,17 +58,17 @@ class CloseOutcome(NamedTuple):
     over: bool
 
 
-class CloseNews:
-    """The closes of one node that others must acknowledge; `told` is called when they have."""
+class CloseNotices:
+    """The closes of one node that others must acknowledge; then it calls `acknowledged`."""
 
     def __init__(
         self,
         others: RunLogPeers,
         clock: Clock,
         is_over: Callable[[str, RunKey | None], Awaitable[bool]],
-        told: Callable[[RunKey, int, Sequence[str]], Awaitable[CloseOutcome]],
+        acknowledged: Callable[[RunKey, int, Sequence[str]], Awaitable[CloseOutcome]],
     ) -> None:
-        """`told` finishes the close; it gets the nodes that answered and do not ask others.
+        """`acknowledged` finishes the close; it gets the nodes that answered and do not ask others.
 
         `is_over` returns true for a node that is lost and whose stored lines are in the runs, or in
         the run of the key.
@@ -76,7 +76,7 @@ class CloseNews:
         self._others = others
         self._clock = clock
         self._is_over = is_over
-        self._told = told
+        self._acknowledged = acknowledged
         self._tasks: dict[RunKey, asyncio.Task[str]] = {}
         self._closes: dict[RunKey, int] = {}
         """The positions of the closes that are asked about."""
@@ -91,11 +91,11 @@ class CloseNews:
         """Returns true if this node has no way to others."""
         return not self._others
 
-    def telling(self, key: RunKey) -> bool:
+    def is_notifying(self, key: RunKey) -> bool:
         """Returns true if a node has not acknowledged the close."""
         return key in self._tasks
 
-    def tell(self, key: RunKey, pos: int) -> asyncio.Task[str]:
+    def notify(self, key: RunKey, pos: int) -> asyncio.Task[str]:
         """Asks all nodes, and silent ones again; a later close replaces an earlier one.
 
         A task that asks already continues, so that a client that closes again and again does not
@@ -109,7 +109,7 @@ class CloseNews:
         earlier = self._finishing.pop(key, None)
         if earlier is not None:
             earlier.cancel()
-        task = asyncio.get_running_loop().create_task(self._tell(key))
+        task = asyncio.get_running_loop().create_task(self._notify(key))
         if self._others:
             self._tasks[key] = task
         return task
@@ -142,7 +142,7 @@ class CloseNews:
         if not task.cancelled():
             task.exception()  # nodes that were not notified check the manifest themselves
 
-    async def _tell(self, key: RunKey) -> str:
+    async def _notify(self, key: RunKey) -> str:
         if not self._others:
             return "closed"
         pos = -1
@@ -154,7 +154,7 @@ class CloseNews:
         task = self._finishing[key] = self._tasks.pop(key)
         pauses = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         try:
-            while (outcome := await self._told(key, pos, idle)).state != "closed":
+            while (outcome := await self._acknowledged(key, pos, idle)).state != "closed":
                 # Another node closes it as well, and still asks; all are asked again, since some
                 # may have got lines between the two closes.
                 await self._clock.sleep(pauses.next())
@@ -176,12 +176,16 @@ class CloseNews:
         pauses = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         while True:
             try:
-                told = await self._others.close(key)
+                acknowledged = await self._others.close(key)
             except TailraceError:
-                told = Told((_UNKNOWN,))
-            waiting = [node for node in told.silent if not await self._is_lost(node, key)]
-            if not waiting and not told.working and await self._all_settled(told.let_go):
-                return told.idle
+                acknowledged = Acknowledgements((_UNKNOWN,))
+            waiting = [node for node in acknowledged.silent if not await self._is_lost(node, key)]
+            if (
+                not waiting
+                and not acknowledged.working
+                and await self._all_settled(acknowledged.let_go)
+            ):
+                return acknowledged.idle
             await self._clock.sleep(pauses.next())
 
     async def _all_settled(self, let_go: Sequence[str]) -> bool:
@@ -246,7 +250,7 @@ class Closer:
         self._manifests = manifests
         self._on_ended = on_ended
         self._close_report = close_report
-        self._news = CloseNews(others, clock, is_over, self._told)
+        self._notices = CloseNotices(others, clock, is_over, self._acknowledged)
         self._sealer = Sealer(
             store, manifests, chunks, merger, sorter, prefix=prefix, has_partial=has_partial
         )
@@ -281,7 +285,7 @@ class Closer:
         pos = await self._record_close(key)
         if self._stopping:  # nothing here finishes it: the next start, or a fork, does
             return "closing"
-        state = await self._wait([self.resume(key, pos), self._news.tell(key, pos)])
+        state = await self._wait([self.resume(key, pos), self._notices.notify(key, pos)])
         if state != "closed":
             with suppress(TailraceError), for_request():  # readers get the state of the manifest
                 manifest = (await self._manifests.get(key)).manifest
@@ -319,7 +323,7 @@ class Closer:
     def resume_everywhere(self, key: RunKey, pos: int) -> None:
         """Continues a close that an earlier process recorded."""
         self.resume(key, pos)
-        self._news.tell(key, pos)
+        self._notices.notify(key, pos)
 
     def is_closing(self, key: RunKey) -> bool:
         """Returns true if a close of the run is recorded here and not finished."""
@@ -327,9 +331,9 @@ class Closer:
 
     def is_asking(self, key: RunKey) -> bool:
         """Returns true if this node closes the run and not all others are known to have done so."""
-        return self._news.telling(key) or key in self._agreed
+        return self._notices.is_notifying(key) or key in self._agreed
 
-    async def _told(self, key: RunKey, pos: int, idle: Collection[str]) -> CloseOutcome:
+    async def _acknowledged(self, key: RunKey, pos: int, idle: Collection[str]) -> CloseOutcome:
         """Finishes the close, because all other nodes have closed the run for their lines.
 
         `idle` are nodes that answered, and that do not ask others themselves.
@@ -375,7 +379,7 @@ class Closer:
                 manifest = await self._finish_or_repair(key, pos)
                 again = (
                     manifest is not None
-                    and not self._news.telling(key)
+                    and not self._notices.is_notifying(key)
                     and (
                         self._lags(manifest)
                         or _unsealed(manifest)
@@ -472,9 +476,9 @@ class Closer:
         if newest.state == "closed":  # all nodes closed it before, and no line came since
             return ()
         asking = {*newest.asking, *self._askers.get(key, ())}
-        if self._news.telling(key):
+        if self._notices.is_notifying(key):
             asking.add(self._node)
-        elif self._news.alone or key in self._agreed:
+        elif self._notices.alone or key in self._agreed:
             asking -= {self._node, *lost, *self._agreed.get(key, ())}
         return tuple(sorted(asking))
 
@@ -500,7 +504,7 @@ class Closer:
         closed now. It is not while another node holds lines of it, or does not answer and is not
         lost. Raises `TailraceError`.
         """
-        if not await self._news.nobody_holds(key, seen):
+        if not await self._notices.nobody_holds(key, seen):
             return False
 
         def all_before(newest: Manifest) -> Mapping[str, int] | None:
@@ -515,7 +519,7 @@ class Closer:
                 return False
             self._remember(key)
         self._on_ended(key)
-        self._news.ended(key)
+        self._notices.ended(key)
         return True
 
     def _finished(self, key: RunKey, pos: int, manifest: Manifest) -> None:
@@ -523,20 +527,20 @@ class Closer:
         del self._wanted[key]
         self._flusher.let_go(key)
         reopened = manifest.state == "open" and bool(manifest.chunks)
-        lasting = manifest.asking and not self._news.telling(key)
+        lasting = manifest.asking and not self._notices.is_notifying(key)
         if reopened or lasting:  # a node that asks may be lost before it knows the end
             self._reopened[key] = self._clock.monotonic()
         else:
             self._remember(key)
         self._askers.pop(key, None)
         self.closes += 1
-        if self._news.telling(key):
+        if self._notices.is_notifying(key):
             return
         self._close_done(key, pos)
         if _is_over(manifest) and not self._flusher.follows(key, pos):
             self._on_ended(key)
-            if key not in self._agreed:  # otherwise `_told` does it
-                self._news.ended(key)
+            if key not in self._agreed:  # otherwise `_acknowledged` does it
+                self._notices.ended(key)
 
     def _remember(self, key: RunKey) -> None:
         self._reopened.pop(key, None)
@@ -602,7 +606,7 @@ class Closer:
     def stop(self) -> None:
         """Ends running work; the journal knows which closes are unfinished."""
         self._stopping = True
-        self._news.stop()
+        self._notices.stop()
         for task in list(self._tasks.values()):
             task.cancel()
 

@@ -114,41 +114,41 @@ class RunEvents:
         self._deleted: list[Callable[[RunKey], None]] = []
         self._inherited: list[Callable[[], None]] = []
 
-    def on_flushed(self, hear: Callable[[Manifest], Awaitable[None]]) -> None:
+    def on_flushed(self, callback: Callable[[Manifest], Awaitable[None]]) -> None:
         """Subscribes to flushes."""
-        self._flushed.append(hear)
+        self._flushed.append(callback)
 
-    def on_ended(self, *hear: Callable[[RunKey], None]) -> None:
+    def on_ended(self, *callback: Callable[[RunKey], None]) -> None:
         """Subscribes to ends of runs."""
-        self._ended += hear
+        self._ended += callback
 
-    def on_deleted(self, *hear: Callable[[RunKey], None]) -> None:
+    def on_deleted(self, *callback: Callable[[RunKey], None]) -> None:
         """Subscribes to deletions of runs."""
-        self._deleted += hear
+        self._deleted += callback
 
-    def on_inherited(self, *hear: Callable[[], None]) -> None:
+    def on_inherited(self, *callback: Callable[[], None]) -> None:
         """Subscribes to takeovers of lost nodes' lines."""
-        self._inherited += hear
+        self._inherited += callback
 
     async def flushed(self, manifest: Manifest) -> None:
         """Publishes that a flush has swapped in this manifest."""
-        for hear in self._flushed:
-            await hear(manifest)
+        for callback in self._flushed:
+            await callback(manifest)
 
     def ended(self, key: RunKey) -> None:
         """Publishes that the run was closed, so that no line follows."""
-        for hear in self._ended:
-            hear(key)
+        for callback in self._ended:
+            callback(key)
 
     def deleted(self, key: RunKey) -> None:
         """Publishes that the run was deleted, so that subscribers drop it."""
-        for hear in self._deleted:
-            hear(key)
+        for callback in self._deleted:
+            callback(key)
 
     def inherited(self) -> None:
         """Publishes that lines of a lost node, of any runs, can be read here now."""
-        for hear in self._inherited:
-            hear()
+        for callback in self._inherited:
+            callback()
 
 
 # --- Locks --------------------------------------------------------------------------------------

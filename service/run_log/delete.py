@@ -28,7 +28,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from service.run_log.backlog import Deletions, RunLogPeers, Told
+from service.run_log.backlog import Acknowledgements, Deletions, RunLogPeers
 from service.run_log.chunks import stored_directory
 from service.run_log.contracts import FlushProgress, RunLocks, UnflushedPin
 from service.run_log.flush import Trimmer
@@ -49,7 +49,7 @@ _MAX_PAUSE_SECONDS = 30.0
 _UNKNOWN = "the register of nodes"
 
 
-class DeletionNews:
+class DeletionNotices:
     """The deletions of one node that others must acknowledge; `done` finishes one."""
 
     def __init__(
@@ -63,20 +63,23 @@ class DeletionNews:
         self._clock = clock
         self._gone = gone
         self._done = done
-        self._untold: dict[tuple[str, str | None], tuple[int, tuple[str, ...]]] = {}
+        self._unacknowledged: dict[tuple[str, str | None], tuple[int, tuple[str, ...]]] = {}
         self._task: asyncio.Task[None] | None = None
 
     def silent(self, fqn: str, run: str | None) -> tuple[str, ...]:
         """Returns nodes that have not acknowledged the newest deletion of a run, or a pipeline."""
-        return self._untold.get((fqn, run), (0, ()))[1]
+        return self._unacknowledged.get((fqn, run), (0, ()))[1]
 
-    async def tell(self, fqn: str, run: str | None, t: int) -> None:
+    async def notify(self, fqn: str, run: str | None, t: int) -> None:
         """Notifies all nodes once; silent ones are notified later."""
-        told = await self._tell(fqn, run, t)
-        if not told.silent:
+        acknowledged = await self._notify(fqn, run, t)
+        if not acknowledged.silent:
             self._heard(fqn, run, t)
             return
-        self._untold[fqn, run] = (max(t, self._untold.get((fqn, run), (0, ()))[0]), told.silent)
+        self._unacknowledged[fqn, run] = (
+            max(t, self._unacknowledged.get((fqn, run), (0, ()))[0]),
+            acknowledged.silent,
+        )
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._go_on())
 
@@ -85,25 +88,25 @@ class DeletionNews:
         if self._task is not None:
             self._task.cancel()
 
-    async def _tell(self, fqn: str, run: str | None, t: int) -> Told:
+    async def _notify(self, fqn: str, run: str | None, t: int) -> Acknowledgements:
         if not self._others:
-            return Told()
+            return Acknowledgements()
         try:
             return await self._others.deleted(fqn, run, t)
         except TailraceError:
-            return Told((_UNKNOWN,))
+            return Acknowledgements((_UNKNOWN,))
 
     async def _go_on(self) -> None:
         pauses = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
-        while self._untold:
+        while self._unacknowledged:
             await self._clock.sleep(pauses.next())
-            for (fqn, run), (t, _) in list(self._untold.items()):
-                told = await self._tell(fqn, run, t)
-                silent = [node for node in told.silent if not await self._is_gone(node)]
-                if self._untold.get((fqn, run), (0, ()))[0] != t:
+            for (fqn, run), (t, _) in list(self._unacknowledged.items()):
+                acknowledged = await self._notify(fqn, run, t)
+                silent = [node for node in acknowledged.silent if not await self._is_gone(node)]
+                if self._unacknowledged.get((fqn, run), (0, ()))[0] != t:
                     continue  # deleted again meanwhile
                 if silent:
-                    self._untold[fqn, run] = (t, tuple(silent))
+                    self._unacknowledged[fqn, run] = (t, tuple(silent))
                 else:
                     self._heard(fqn, run, t)
 
@@ -114,8 +117,8 @@ class DeletionNews:
             return False
 
     def _heard(self, fqn: str, run: str | None, t: int) -> None:
-        if self._untold.get((fqn, run), (0, ()))[0] <= t:
-            self._untold.pop((fqn, run), None)
+        if self._unacknowledged.get((fqn, run), (0, ()))[0] <= t:
+            self._unacknowledged.pop((fqn, run), None)
         self._done(fqn, run, t)
 
 
@@ -176,7 +179,7 @@ class Deleter:
         self._others = others
         self._make_room = make_room
         self._deleted_ahead_ms = deleted_ahead_ms
-        self.news = DeletionNews(others, clock, gone, tombstone_done)
+        self.notices = DeletionNotices(others, clock, gone, tombstone_done)
         self._unfinished: list[tuple[str, str | None, int]] = []
         self._wake = asyncio.Event()
         self._stopping = False
@@ -200,7 +203,7 @@ class Deleter:
             except TailraceError:
                 self.resume(key.fqn, key.run, t)
                 raise
-        await self.news.tell(key.fqn, key.run, t)
+        await self.notices.notify(key.fqn, key.run, t)
         self.deleted += 1
 
     async def delete_pipeline(self, fqn: str, wanted: Wanted = always) -> list[str]:
@@ -225,7 +228,7 @@ class Deleter:
         except TailraceError:
             self.resume(fqn, None, t)
             raise
-        await self.news.tell(fqn, None, t)
+        await self.notices.notify(fqn, None, t)
         gone = {m.key.run for m in manifests if m.state != "deleted"}
         return sorted(gone | {key.run for key in [*unflushed, *foreign]})
 
@@ -247,7 +250,7 @@ class Deleter:
             rows = batches.rows[np.isin(batches.rows["run"], ours)]
             return max(lowest_and_highest(rows)[1] | ulids.LINE_MASK, deleted)
 
-    async def hear(self, fqn: str, run: str | None, t: int, age_ms: int | None) -> None:
+    async def on_notified(self, fqn: str, run: str | None, t: int, age_ms: int | None) -> None:
         """Notes a deletion at another node, `age_ms` ago. Raises the journal's errors."""
         await self._make_room()
         moment_ms = None if age_ms is None else self._clock.now_ms() - age_ms
@@ -307,12 +310,12 @@ class Deleter:
             if run is None:
                 await self._remove_not_imported(await self._not_imported(fqn, deleted=True), t)
             self._unfinished.pop(0)
-            await self.news.tell(fqn, run, t)
+            await self.notices.notify(fqn, run, t)
 
     def stop(self) -> None:
         """Ends `run`."""
         self._stopping = True
-        self.news.stop()
+        self.notices.stop()
         self._wake.set()
 
     async def _remove_run(self, key: RunKey, t: int) -> None:

@@ -48,7 +48,7 @@ from service.run_log.chunks import (
     indexed_chunk,
     left_out,
     moved_together,
-    news,
+    select_new,
 )
 from service.run_log.contracts import FlushProgress, PendingRuns, RunEvents, RunLocks, UnflushedPin
 from service.runtime.health import Heartbeat, Ongoing
@@ -269,12 +269,12 @@ class RunFlush:
                 manifest = await self._trimmer.through(newest or Manifest(key), horizon)
                 due = in_range(source, key, manifest.dealt_with(source.node))
                 part, more = self._first(source.batches.rows, due)
-                kept = await self._news(key, source, part, manifest)
+                kept = await self._select_new(key, source, part, manifest)
                 while newest is None and more and len(kept) == 0:
                     # All of it is deleted, and no manifest exists to say that it is dealt with.
                     due = due[len(part) :]
                     part, more = self._first(source.batches.rows, due)
-                    kept = await self._news(key, source, part, manifest)
+                    kept = await self._select_new(key, source, part, manifest)
                 if len(part) == 0 or (len(kept) == 0 and newest is None):
                     return None
                 if len(kept) == 0:
@@ -305,7 +305,7 @@ class RunFlush:
         count = max(int(np.searchsorted(ends, self._chunk_bytes, "right")), 1)
         return due[:count], count < len(due)
 
-    async def _news(
+    async def _select_new(
         self, key: RunKey, source: NewBatches, part: Indexes, manifest: Manifest
     ) -> Indexes:
         """Returns the rows of `part` that are in no chunk and not deleted. Raises `Unavailable`."""
@@ -314,7 +314,7 @@ class RunFlush:
         horizon = self._deletions.horizon(key)
         for tries in range(_TRIES):
             try:
-                return (await news([source], [part], manifest, self._chunks, horizon))[0]
+                return (await select_new([source], [part], manifest, self._chunks, horizon))[0]
             except Moved as error:
                 moved = error
                 if tries:  # not a swap between two reads: an object is gone

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.run_log.backlog import NOWHERE, Backlog, Deletions, Elsewhere, RunLogPeers, Unfetched
-from service.run_log.chunks import Chunks, Moved, NewBatches, in_range, left_out, news
+from service.run_log.chunks import Chunks, Moved, NewBatches, in_range, left_out, select_new
 from service.run_log.contracts import FlushProgress, UnflushedPin
 from service.run_log.flush import Trimmer
 from service.run_log.repair import RunRebuilder
@@ -422,7 +422,7 @@ class Snapshots:
             horizon, manifest = self._deletions.horizon(key), Manifest(key)
             sources = [NewBatches(pin.batches(run=key), pin.end_pos), *elsewhere.sources]
             chosen = [in_range(source, key, 0) for source in sources]
-            kept = await news(sources, chosen, manifest, self._chunks, horizon)
+            kept = await select_new(sources, chosen, manifest, self._chunks, horizon)
             tail = [(s.batches, i) for s, i in zip(sources, kept, strict=True)]
             firsts = {**elsewhere.flushed, pin.node: self._progress.first_unflushed(key)}
             flushed = Cursor({n: Position("", first - 1) for n, first in firsts.items() if first})
@@ -445,7 +445,7 @@ class Snapshots:
             sources = await self._backlog.sources(key, pin, segments, manifest, low, pin.end_pos)
             sources += elsewhere.sources
             chosen = [in_range(s, key, manifest.dealt_with(s.node)) for s in sources]
-            kept = await news(sources, chosen, manifest, self._chunks, horizon)
+            kept = await select_new(sources, chosen, manifest, self._chunks, horizon)
             tail = [(s.batches, i) for s, i in zip(sources, kept, strict=True)]
             copies = [*manifest.copies, *left_out(sources, chosen, kept, horizon)]
             parts = manifest, self._chunks, pin, tail, self._line_indexes, elsewhere, copies

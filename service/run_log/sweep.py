@@ -152,7 +152,7 @@ class Takeover:
             return False
         if self._backlog.lacks(node):
             return key is None or not await self._lags(key, node)
-        if not await self._has_news(node):
+        if not await self._has_changed(node):
             return True
         self._wanted = True
         return False
@@ -191,7 +191,7 @@ class Takeover:
     async def _look_after(self, node: str) -> None:
         if await self._leases.held_by(text_lease(node)) is not None:
             return
-        if not await self._has_news(node):
+        if not await self._has_changed(node):
             return
         held = await self._leases.acquire(text_lease(node))
         if held is not None:
@@ -209,7 +209,7 @@ class Takeover:
         self.inherited += len(segments)
         return len(segments)
 
-    async def _has_news(self, node: str) -> bool:
+    async def _has_changed(self, node: str) -> bool:
         mark = await self._watermark(node)
         after = keys.segment(node, mark.seq)
         async for info in self._store.list(keys.segments_of(node), after=after):

@@ -281,8 +281,8 @@ class EncodingWorker:
         self._ready = False
         self._working = threading.Lock()
         self._process, self._socket = start_with_socket("service.shipping.encoding")
-        self._news = select.poll()  # unlike select it takes descriptors above 1,023
-        self._news.register(self._socket, select.POLLIN)
+        self._readable = select.poll()  # unlike select it takes descriptors above 1,023
+        self._readable.register(self._socket, select.POLLIN)
 
     @property
     def pid(self) -> int:
@@ -292,7 +292,7 @@ class EncodingWorker:
     def ready(self) -> bool:
         """Whether it can work now. Raises `EncoderFailed` if it has ended."""
         with self._working:
-            if not self._ready and self._news.poll(0):
+            if not self._ready and self._readable.poll(0):
                 self._ready = bool(receive(self._socket)[0].get("ready"))
             return self._ready
 

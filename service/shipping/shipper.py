@@ -194,18 +194,18 @@ class SegmentShipper:
             self._wake.set()
         return done
 
-    def on_confirmed(self, hear: Callable[[int, int, int], None]) -> None:
+    def on_confirmed(self, callback: Callable[[int, int, int], None]) -> None:
         """Subscribes to confirmed segments: the number, the first position, one past the last."""
-        self._on_confirmed.append(hear)
+        self._on_confirmed.append(callback)
 
-    def on_stored(self, hear: Callable[[str, EncodedSegment], None]) -> None:
+    def on_stored(self, callback: Callable[[str, EncodedSegment], None]) -> None:
         """Subscribes to segments that the store has, by their keys."""
-        self._on_stored.append(hear)
+        self._on_stored.append(callback)
 
     def stop(self) -> None:
         """Ends both tasks after their present step; callers continue to wait (for a fork)."""
         self._stopping = True
-        self._confirmations.tell()
+        self._confirmations.notify()
         self._wake.set()
         self._cut_ready.set()
 
@@ -314,8 +314,8 @@ class SegmentShipper:
                 continue
             self.counters.uploaded_bytes += len(encoded.segment.body)
             self._encoder.carry = encoded.carry
-            for hear in self._on_stored:
-                hear(keys.segment(self._journal.state.node, cut.seq), encoded.segment)
+            for callback in self._on_stored:
+                callback(keys.segment(self._journal.state.node, cut.seq), encoded.segment)
             self._confirmed(cut)
             return
 
@@ -359,5 +359,5 @@ class SegmentShipper:
         self._journal.confirm(cut)
         self.unshipped.confirmed(cut.seq)
         self._confirmations.confirmed(cut.end)
-        for hear in self._on_confirmed:
-            hear(cut.seq, cut.first, cut.end)
+        for callback in self._on_confirmed:
+            callback(cut.seq, cut.first, cut.end)

@@ -272,7 +272,7 @@ class Confirmations:
 
     def __init__(self) -> None:
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
-        self._news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stopped = False
 
     @property
@@ -294,11 +294,11 @@ class Confirmations:
 
     async def next(self) -> None:
         """Waits until more lines are confirmed, or the present shipper has ended."""
-        await asyncio.shield(self._news)
+        await asyncio.shield(self._change)
 
     def confirmed(self, end: int) -> None:
         """Records that all lines below `end` are in confirmed segments."""
-        self.tell()
+        self.notify()
         waiting, self._waiting = self._waiting, []
         for pos, done in waiting:
             if pos > end:
@@ -306,9 +306,9 @@ class Confirmations:
             elif not done.done():
                 done.set_result(None)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wakes the callers of `next`."""
-        waiting, self._news = self._news, asyncio.get_running_loop().create_future()
+        waiting, self._change = self._change, asyncio.get_running_loop().create_future()
         waiting.set_result(None)
 
     def stop(self) -> None:
@@ -318,7 +318,7 @@ class Confirmations:
         for _, done in waiting:
             if not done.done():
                 done.set_exception(_stopping())
-        self.tell()
+        self.notify()
 
 
 def _stopping() -> NodeNotReady:

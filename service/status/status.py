@@ -173,7 +173,7 @@ class UnfinishedOfRuns:
         self._clock = clock
         self._changed = changed
         self._lines: BoundedCache[RunKey, dict[str, UnfinishedLine]] = BoundedCache(_RUNS)
-        self.tell: Callable[[RunKey, UnfinishedLine], None] = lambda *_: None
+        self.report: Callable[[RunKey, UnfinishedLine], None] = lambda *_: None
         """Tells other nodes of a line that came to this one."""
 
     def put(self, key: RunKey, line: UnfinishedLine) -> None:

@@ -385,7 +385,7 @@ def spelled(one: ForgottenNode) -> dict[str, Any]:
     }
 
 
-def told(rows: Sequence[Row]) -> str:
+def node_lines(rows: Sequence[Row]) -> str:
     """Nodes for people: a line each, and below one that was let go what may be lost."""
     lines = []
     for row in rows:

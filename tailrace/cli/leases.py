@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import orjson
 
-from tailrace.cli.lease_backends import Desk, Row, forget_node, nodes, open_desk, told
+from tailrace.cli.lease_backends import Desk, Row, forget_node, node_lines, nodes, open_desk
 from tailrace.cli.terminal import say, say_json
 from tailrace.coordination.groups import GroupStart
 from tailrace.coordination.partitions import Status
@@ -344,10 +344,10 @@ async def _nodes(arguments: argparse.Namespace) -> None:
         )
     where = {"data": arguments.data, "config": arguments.config}
     if arguments.act == "nodes":
-        _rows(await nodes(**where), told, as_json=arguments.json)
+        _rows(await nodes(**where), node_lines, as_json=arguments.json)
     else:
         row = await forget_node(arguments.node, **where)
-        _say(row, told([row]), as_json=arguments.json)
+        _say(row, node_lines([row]), as_json=arguments.json)
 
 
 async def _act(desk: Desk, act: str, arguments: argparse.Namespace) -> Row:

@@ -94,14 +94,14 @@ def run(arguments: argparse.Namespace) -> int:
                 remember=arguments.remember,
                 sample=arguments.sample / 100,
             )
-            asyncio.run(_until_told(work))
+            asyncio.run(_until_signalled(work))
         except asyncio.CancelledError:  # what it spilled goes, and no summary is said
             return 128 + signal.SIGTERM
     printer.summary(findings)
     return 0 if findings.sound else 1
 
 
-async def _until_told(work: Coroutine[Any, Any, None]) -> None:
+async def _until_signalled(work: Coroutine[Any, Any, None]) -> None:
     task = asyncio.create_task(work)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     await task
@@ -115,12 +115,12 @@ class FaultPrinter:
         self._line = line
         self._json = as_json
         self._calls = 0
-        self._told = 0
+        self._faults = 0
 
     def fault(self, fault: Fault) -> None:
         """One line, at once."""
         self._line.clear()
-        self._told += 1
+        self._faults += 1
         if self._json:
             say_json(orjson.dumps(asdict(fault)).decode(), self._out)
         else:
@@ -132,7 +132,7 @@ class FaultPrinter:
         """How many of them were looked at by now."""
         self._calls += 1
         if self._line.terminal and self._calls % _SHOWN_EVERY == 1:
-            self._line.draw(f"{what}: {count}, faults: {self._told}")
+            self._line.draw(f"{what}: {count}, faults: {self._faults}")
 
     def summary(self, findings: Findings) -> None:
         """The result as text: what was compared, what was not, and the faults."""

@@ -138,8 +138,8 @@ def footer_of(tail: bytes) -> Any:
     """The footer at the end of these bytes, which have all of it. Raises `Damaged`."""
     try:
         footer = pq.read_metadata(BytesIO(tail))
-        told, _ = struct_at(tail[len(tail) - footer_bytes(tail) : -_END_BYTES], 0)
-        for group in told.get(_ROW_GROUPS, ()):
+        raw, _ = struct_at(tail[len(tail) - footer_bytes(tail) : -_END_BYTES], 0)
+        for group in raw.get(_ROW_GROUPS, ()):
             _check_group(footer, group[_COLUMNS])
     except (OSError, pa.ArrowException, UnknownPages, *_UNREADABLE) as error:
         raise Damaged(f"the footer does not read: {error}") from error

@@ -396,7 +396,9 @@ def beside(found: PipelineFolder, running: Mapping[str, PipelineConfig] = _NONE)
     wrong, chosen = dict(found.wrong), _Chosen()
     names = {one.name for one in found.pipelines}
     kept = [one for one in running.values() if one.path in wrong and one.name not in names]
-    for one in sorted([*found.pipelines, *kept], key=lambda one: (_news(one, running), one.path)):
+    for one in sorted(
+        [*found.pipelines, *kept], key=lambda one: (_newness(one, running), one.path)
+    ):
         old = running.get(one.name)
         try:
             if old is not None and one != old:
@@ -410,7 +412,7 @@ def beside(found: PipelineFolder, running: Mapping[str, PipelineConfig] = _NONE)
     return PipelineFolder([chosen.found[name] for name in sorted(chosen.found)], wrong)
 
 
-def _news(one: PipelineConfig, running: Mapping[str, PipelineConfig]) -> int:
+def _newness(one: PipelineConfig, running: Mapping[str, PipelineConfig]) -> int:
     """0: it runs so already; 1: its file has changed; 2: it is new there."""
     old = running.get(one.name)
     if old is None or old.path != one.path:

@@ -513,7 +513,7 @@ class PipelinesProcess:
             self._say("", f"nothing is changed: {with_hint(error)}")
             return
         self._said.pop("", None)
-        self._tell_wrong(folder.wrong)
+        self._report_wrong(folder.wrong)
         found = {one.name: one for one in folder.pipelines}
         for name in sorted({*found, *self._pipelines}):
             old, new = self._pipelines.get(name), found.get(name)
@@ -525,7 +525,7 @@ class PipelinesProcess:
             self._stop(name)
         self._pipelines = found
 
-    def _tell_wrong(self, wrong: Mapping[str, InvalidInput]) -> None:
+    def _report_wrong(self, wrong: Mapping[str, InvalidInput]) -> None:
         """Says what is wrong with files, each once."""
         now = {path: with_hint(error) for path, error in wrong.items()}
         for path, what in sorted(now.items()):
@@ -563,7 +563,7 @@ class PipelinesProcess:
             queue = self._queues[pipeline.name] = self._coordinator.work(pipeline.name)
         try:
             control = await self._control(pipeline.name)
-            self._tell(control)
+            self._report(control)
             if control.paused:
                 return
             group = await begin(self._world, pipeline, queue)
@@ -595,7 +595,7 @@ class PipelinesProcess:
                     clock=self._world.clock,
                     fs=self._world.fs,
                     on_disabled=partial(self._disable, pipeline.name),
-                    on_failing=partial(self._tell_failing, pipeline.name),
+                    on_failing=partial(self._report_failing, pipeline.name),
                     counts=self.counts.setdefault(
                         (pipeline.name, appender.name, str(part)),
                         PartCounts(own=AppenderMetrics(self.own_names)),
@@ -629,7 +629,7 @@ class PipelinesProcess:
         self._workers[task] = worker
         task.add_done_callback(lambda done: self._workers.pop(done, None))
 
-    def _tell(self, control: PipelineControl) -> None:
+    def _report(self, control: PipelineControl) -> None:
         """Tells the workers of a pipeline what operators want."""
         for worker in self._workers.values():
             if worker.pipeline == control.pipeline:
@@ -643,14 +643,14 @@ class PipelinesProcess:
         if pipeline in self._sourced:
             return await read_control(self._world.store, pipeline)
         over_http = bool(self._world.settings.pipelines.source_url)
-        told = await change_control(
+        changed = await change_control(
             self._world.store,
             pipeline,
             lambda control: replace(control, over_http=over_http),
             fresh_id=self._world.fresh_id,
         )
         self._sourced.add(pipeline)
-        return told
+        return changed
 
     async def _disable(self, pipeline: str, appender: str, reason: str) -> None:
         now_ms = self._world.clock.now_ms()
@@ -661,7 +661,7 @@ class PipelinesProcess:
             fresh_id=self._world.fresh_id,
         )
 
-    async def _tell_failing(self, pipeline: str, part: str, reason: str | None) -> None:
+    async def _report_failing(self, pipeline: str, part: str, reason: str | None) -> None:
         """Stores that a part fails, or works again; if the store is away, it is not shown."""
         now_ms = self._world.clock.now_ms()
         try:

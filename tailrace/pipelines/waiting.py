@@ -48,7 +48,7 @@ class OwnThread:
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[T] = loop.create_future()
 
-        def tell(done: Callable[[], None]) -> None:
+        def resolve(done: Callable[[], None]) -> None:
             if not outcome.done():  # the caller may have been cancelled
                 done()
 
@@ -57,9 +57,9 @@ class OwnThread:
                 result = call(*arguments)
             except BaseException as error:  # noqa: BLE001 -- it is raised where it is waited for
                 failure = error
-                loop.call_soon_threadsafe(tell, lambda: outcome.set_exception(failure))
+                loop.call_soon_threadsafe(resolve, lambda: outcome.set_exception(failure))
             else:
-                loop.call_soon_threadsafe(tell, lambda: outcome.set_result(result))
+                loop.call_soon_threadsafe(resolve, lambda: outcome.set_result(result))
 
         self._calls.put(work)
         return await outcome

@@ -66,14 +66,14 @@ class Hooks:
         self._thread = thread
         self._source = source
         self._appender = appender
-        self._told: Deleted | None = None
+        self._notified: Deleted | None = None
 
     async def deletions(self) -> None:
         """Passes on the deletions if they differ from the last ones. Raises as `deleted`."""
         known = self._source.deleted
-        if isinstance(self._appender, Deletable) and known is not self._told:
+        if isinstance(self._appender, Deletable) and known is not self._notified:
             await self._thread.run(self._appender.deleted, known)
-            self._told = known
+            self._notified = known
 
     async def flush(self) -> bool:
         """Lets it do what is due; True: a checkpoint has to be saved. Raises as `flush`."""

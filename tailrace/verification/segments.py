@@ -236,7 +236,7 @@ def _whole(store: ObjectStore, segment: ListedSegment, footer: Footer) -> Whole:
 
 _HOUR_MS = 3_600_000
 _TRIES = 8
-_NEWS = (
+_MISSING = (
     "SELECT r.* FROM rows r WHERE NOT EXISTS (SELECT 1 FROM held h"  # noqa: S608
     " WHERE h.fqn = r.fqn AND h.run_id = r.run_id AND h.ulid = r.ulid)"
     f" AND {LIVE} ORDER BY fqn, run_id, ulid"
@@ -286,10 +286,10 @@ class Repair:
         segment = open_segment(body)
         for number, rows in enumerate(segment.groups()):
             for day, hour, part in _hours(rows):
-                news = self._news(snapshot, part)
-                if news.num_rows:
+                missing = self._missing(snapshot, part)
+                if missing.num_rows:
                     name = f"date={day.isoformat()}/hour={hour:02}/{_name(job, number)}"
-                    files.append(await self._write(name, news))
+                    files.append(await self._write(name, missing))
         if not files:
             return 0
         await self.placement.settle(snapshot.version)
@@ -299,7 +299,7 @@ class Repair:
         await self.placement.settle(after.version)
         return sum(file.rows for file in files)
 
-    def _news(self, snapshot: TableSnapshot, rows: pa.Table) -> pa.Table:
+    def _missing(self, snapshot: TableSnapshot, rows: pa.Table) -> pa.Table:
         """The rows that the table has not, in its order."""
         ends = pc.min_max(rows.column("ulid")).as_py()
         low, high = ulids.decode(ends["min"]), ulids.decode(ends["max"])
@@ -308,7 +308,7 @@ class Repair:
         self.database.hold("rows", rows)
         create = f"CREATE OR REPLACE TEMP TABLE held AS SELECT fqn, run_id, ulid FROM {source}"  # noqa: S608
         self.database.number(create, {"files": held} if held else {})
-        batches = list(self.database.run(_NEWS, {}))
+        batches = list(self.database.run(_MISSING, {}))
         schema = pa.schema([f for f in COLUMNS if f.name not in ("date", "hour")])
         return pa.Table.from_batches(batches).cast(schema) if batches else schema.empty_table()
 

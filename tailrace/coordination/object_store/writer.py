@@ -163,7 +163,7 @@ class _Decided:
 
     def answer(self) -> None:
         for waiting, outcome in self.outcomes:
-            _tell(waiting, outcome)
+            _resolve(waiting, outcome)
 
     def can_be_told_from(self, shard: Shard) -> bool:
         """Whether that shard's `recent` reaches back far enough to prove that no write happened."""
@@ -307,7 +307,7 @@ class ShardWriter:
                     await self._commit(group)
                 except Exception as error:  # noqa: BLE001 -- whoever waits must hear of it
                     for one in group:
-                        _tell(one, error)
+                        _resolve(one, error)
                 finally:
                     for one in group:  # answered already, unless the loop itself ends
                         one.answer.cancel()
@@ -400,11 +400,11 @@ def _patient(group: Sequence[_WaitingWrite], error: PreconditionFailed) -> list[
     """The operations that wait for another try; the others receive the error."""
     for one in group:
         if not one.operation.patient:
-            _tell(one, error)
+            _resolve(one, error)
     return [one for one in group if one.operation.patient]
 
 
-def _tell(waiting: _WaitingWrite, outcome: Any) -> None:
+def _resolve(waiting: _WaitingWrite, outcome: Any) -> None:
     if waiting.answer.done():
         return
     if isinstance(outcome, Exception):

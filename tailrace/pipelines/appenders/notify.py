@@ -324,7 +324,7 @@ class Notify:
         if self._started.replay:
             return  # people were told
         if is_redelivered(events):
-            events = self._tell_again(events)
+            events = self._notify_again(events)
         for rule in self._settings.rules:
             if rule.matches is not None:
                 for group, count, first in self._groups(rule.matches.records_of(events)):
@@ -365,7 +365,7 @@ class Notify:
             self._objects.close()
             self._objects = None
 
-    def _tell_again(self, events: pa.Table) -> pa.Table:
+    def _notify_again(self, events: pa.Table) -> pa.Table:
         """Notices that were refused wait again; gives the events that are none."""
         rules, others = {rule.name for rule in self._settings.rules}, []
         for pairs in events.column("attributes").to_pylist():

@@ -404,7 +404,7 @@ class ServiceSegments:
             for pipeline, group in self._groups.items():
                 for origin, lease in group.held.items():
                     more = {"reason": "its process ended"}
-                    await self._tell(pipeline, origin, lease, "failed", more)
+                    await self._send(pipeline, origin, lease, "failed", more)
         await self._client.aclose()
 
     async def _lease(
@@ -448,11 +448,11 @@ class ServiceSegments:
     ) -> None:
         """Holds a segment for this number of seconds from now; None: commits it."""
         if seconds is None:
-            await self._tell(pipeline, origin, lease, "commit", {})
+            await self._send(pipeline, origin, lease, "commit", {})
         else:
-            await self._tell(pipeline, origin, lease, "renew", {"lease_seconds": seconds})
+            await self._send(pipeline, origin, lease, "renew", {"lease_seconds": seconds})
 
-    async def _tell(
+    async def _send(
         self,
         pipeline: str,
         origin: Origin,

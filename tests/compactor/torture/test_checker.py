@@ -27,7 +27,7 @@ _PASSES = 5
 
 
 @dataclass
-class Told:
+class Acknowledgements:
     """A scenario of which nothing is left to do; `before` are the rows ahead of its deletions."""
 
     lake: Lake
@@ -114,11 +114,11 @@ def rows_of(file: TableFile) -> list[Row]:
 
 
 @pytest.fixture
-def told(lake: Lake) -> Told:
-    return Told(lake)
+def told(lake: Lake) -> Acknowledgements:
+    return Acknowledgements(lake)
 
 
-def test_of_a_whole_store_nothing_is_said(told: Told) -> None:
+def test_of_a_whole_store_nothing_is_said(told: Acknowledgements) -> None:
     assert told.wrong() is None
     assert told.left_to_do() is None
     assert vacuumed(told.lake) is None
@@ -139,7 +139,7 @@ DAMAGES = pytest.mark.parametrize(
 @pytest.mark.in_turn(3)
 @DAMAGES
 def test_lines_that_are_not_as_they_were_sent(
-    told: Told, change: Callable[[list[Row]], Sequence[Row]], said: str
+    told: Acknowledgements, change: Callable[[list[Row]], Sequence[Row]], said: str
 ) -> None:
     told.replace(change)
     assert said in (told.wrong() or "")
@@ -148,7 +148,7 @@ def test_lines_that_are_not_as_they_were_sent(
 @pytest.mark.in_turn(3)
 @DAMAGES
 def test_lines_that_were_not_as_they_were_sent_for_one_version(
-    told: Told, change: Callable[[list[Row]], Sequence[Row]], said: str
+    told: Acknowledgements, change: Callable[[list[Row]], Sequence[Row]], said: str
 ) -> None:
     """A query may have met it, though the newest version is whole."""
     rows = rows_of(told.newest())
@@ -158,7 +158,7 @@ def test_lines_that_were_not_as_they_were_sent_for_one_version(
     assert (told.wrong() or "").startswith(f"version {told.lake.snapshot().version - 1}: {said}")
 
 
-def test_an_older_version_is_judged_once(told: Told) -> None:
+def test_an_older_version_is_judged_once(told: Acknowledgements) -> None:
     rows = rows_of(told.newest())
     damaged = told.replace(lambda rows: rows[:-1])
     checker = told.checker()
@@ -167,7 +167,7 @@ def test_an_older_version_is_judged_once(told: Told) -> None:
     assert checker.wrong() is None
 
 
-def test_files_of_older_versions_are_read_once(told: Told) -> None:
+def test_files_of_older_versions_are_read_once(told: Acknowledgements) -> None:
     lake = ReadLake(told.lake.data)
     checker = Checker(lake, told.simulation.model)
     assert checker.wrong() is None
@@ -178,31 +178,31 @@ def test_files_of_older_versions_are_read_once(told: Told) -> None:
     assert sorted(lake.read) == sorted(file.path for file in lake.snapshot().files)
 
 
-def test_a_line_that_two_files_have(told: Told) -> None:
+def test_a_line_that_two_files_have(told: Acknowledgements) -> None:
     told.add(rows_of(told.newest())[:1])
     assert "there twice: 1, " in (told.wrong() or "")
     assert "0 lines are lost" in (told.left_to_do() or "")
 
 
-def test_a_deleted_line_that_came_back(told: Told) -> None:
+def test_a_deleted_line_that_came_back(told: Acknowledgements) -> None:
     told.add([told.deleted(0)])
     assert ": deleted, purged by" in (told.wrong() or "")
 
 
-def test_a_line_of_the_last_deletion_of_all_that_came_back(told: Told) -> None:
+def test_a_line_of_the_last_deletion_of_all_that_came_back(told: Acknowledgements) -> None:
     """The table never says that it is done: what is newer may have been stored in that moment."""
     told.add([told.deleted(1)])
     assert told.wrong() is None
     assert "1 too many" in (told.left_to_do() or "")
 
 
-def test_hours_that_are_gone_before_their_time(told: Told) -> None:
+def test_hours_that_are_gone_before_their_time(told: Acknowledgements) -> None:
     file, soon = told.newest(), told.lake.clock.now_ms() - KEPT_DAYS * 24 * HOUR + HOUR
     told.add(rows_of(file), file, expired_ms=soon)
     assert "younger than" in (told.wrong() or "")
 
 
-def test_a_file_that_a_reader_of_an_older_version_misses(told: Told) -> None:
+def test_a_file_that_a_reader_of_an_older_version_misses(told: Acknowledgements) -> None:
     lake = told.lake
     needed = {f"{keys.TABLE}/{file.path}" for file in lake.snapshot().files}
     older = sorted(set(lake.keys(f"{keys.TABLE}/date=")) - needed)
@@ -210,23 +210,23 @@ def test_a_file_that_a_reader_of_an_older_version_misses(told: Told) -> None:
     assert f" lacks ['{older[0]}']" in (told.wrong() or "")
 
 
-def test_segments_that_are_left(told: Told) -> None:
+def test_segments_that_are_left(told: Acknowledgements) -> None:
     told.lake.put_bytes(keys.segment("a", 1), b"anything")
     assert "1 segments are left" in (told.left_to_do() or "")
 
 
-def test_segments_that_were_not_taken_in(told: Told) -> None:
+def test_segments_that_were_not_taken_in(told: Acknowledgements) -> None:
     told.simulation.write()
     assert "ingested up to" in (told.left_to_do() or "")
 
 
 @pytest.mark.parametrize("name", ["_delta_log/strange", "_other/file"])
-def test_what_the_vacuum_leaves(told: Told, name: str) -> None:
+def test_what_the_vacuum_leaves(told: Acknowledgements, name: str) -> None:
     told.lake.put_bytes(f"{keys.TABLE}/{name}", b"anything")
     assert "left over" in (vacuumed(told.lake) or "")
 
 
-def test_a_file_of_the_table_that_is_gone(told: Told) -> None:
+def test_a_file_of_the_table_that_is_gone(told: Acknowledgements) -> None:
     lake = told.lake
     lake.run(lake.store.delete([f"{keys.TABLE}/{told.newest().path}"]))
     assert "missing: ['" in (vacuumed(lake) or "")

@@ -456,5 +456,5 @@ class MemoryNode:
             await self.delete_run(key)
         return [key.run for key in gone]
 
-    def untold(self, fqn: str, run: str | None) -> Sequence[str]:
+    def unacknowledged(self, fqn: str, run: str | None) -> Sequence[str]:
         return ()

@@ -212,7 +212,7 @@ def test_deleted_lines_are_gone_at_every_node_when_the_deletion_is_answered(
             await nodes[0].delete_pipeline(RUN.fqn)
         else:
             await nodes[0].delete_run(RUN)
-        assert nodes[0].untold(RUN.fqn, None if whole_pipeline else RUN.run) == ()
+        assert nodes[0].unacknowledged(RUN.fqn, None if whole_pipeline else RUN.run) == ()
         assert watcher.channel.ended == "runFinished"
         for node in nodes:
             assert not await exists(node, RUN)
@@ -237,15 +237,15 @@ def test_a_deletion_names_who_is_silent_and_reaches_it_when_it_returns() -> None
         board.sever("a-1", "b-2")
         now = clock.now_ms()
         await a.delete_run(RUN)
-        assert a.untold(*RUN) == (b.identity.node,)
+        assert a.unacknowledged(*RUN) == (b.identity.node,)
         horizon = a.run_logs.deletions.horizon(RUN)
         assert horizon >> 80 >= now + 11 * 60_000
         board.heal()
         for _ in range(100):
-            if not a.untold(*RUN):
+            if not a.unacknowledged(*RUN):
                 break
             await clock.sleep(1.0)
-        assert a.untold(*RUN) == ()
+        assert a.unacknowledged(*RUN) == ()
         await world.clients.send(a, clock, OTHER)  # with whose entry the end is written
         await clock.sleep(1.0)
         assert not a.writer.journal.state.tombstones
@@ -284,7 +284,7 @@ def test_a_deletion_that_is_repeated_elsewhere_takes_nothing_that_came_after_it(
         board.heal()
         await clock.sleep(60.0)  # `b` is asked again
         await delete(c)
-        assert c.untold(RUN.fqn, None if whole_pipeline else RUN.run) == ()
+        assert c.unacknowledged(RUN.fqn, None if whole_pipeline else RUN.run) == ()
         with pytest.raises(RunDeleted):  # what is taken would be deleted by the first try
             await world.clients.send(c, clock, RUN)
         await clock.sleep(12 * 60.0)

@@ -164,7 +164,7 @@ def test_a_close_from_before_a_deletion_leaves_the_run_that_began_again_open(
         world.lines["c"].cut = True
         await clock.sleep(2 * LEASE + 60.0)
         assert a.run_logs.takeover.inherited + b.run_logs.takeover.inherited == 1
-        telling = a.run_logs.closer._news.telling
+        telling = a.run_logs.closer._notices.is_notifying
         assert telling(RUN), "b has not heard of it"
         board.heal()
         while telling(RUN):
@@ -202,7 +202,7 @@ def test_a_close_that_was_about_to_seal_waits_for_what_came_meanwhile(
         board.kill("b-2")
         world.lines["b"].cut = True
         closing = asyncio.create_task(a.close_run(RUN))
-        while not c.run_logs.takeover.inherited or closer._news.telling(RUN):
+        while not c.run_logs.takeover.inherited or closer._notices.is_notifying(RUN):
             await clock.sleep(1.0)
         manifest = (await a.run_logs.manifests.get(RUN)).manifest
         # Nobody has written down that it closes: a waits, b is gone, and c has no line of it.

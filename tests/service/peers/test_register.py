@@ -171,7 +171,7 @@ def test_what_renews_an_entry_that_is_withdrawn_does_not_bring_it_back(meanwhile
             await clock.sleep(10.0)
             running.cancel()
         elif meanwhile == "load":
-            await own.tell_load(1.0)
+            await own.report_load(1.0)
         else:
             with pytest.raises(NodeNotReady):
                 await own.publish("own")

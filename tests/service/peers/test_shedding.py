@@ -49,7 +49,7 @@ class Server:
     def loads(self) -> list[float]:
         return [s.told for s in self.world.servers if s is not self and not s.silent]
 
-    async def tell_load(self, load: float) -> None:
+    async def report_load(self, load: float) -> None:
         if self.line.cut:
             raise StoreUnavailable("cut off")
         self.told = load

@@ -54,12 +54,12 @@ def leases(
 ) -> Any:
     monkeypatch.setenv("TAILRACE_STORE", str(tmp_path / "store"))
 
-    def tell(*words: str) -> tuple[int, list[dict[str, Any]], str]:
+    def report(*words: str) -> tuple[int, list[dict[str, Any]], str]:
         status = main(["leases", "--json", *words])
         said = capsys.readouterr()
         return status, [json.loads(line) for line in said.out.splitlines()], said.err
 
-    return tell
+    return report
 
 
 @pytest.mark.in_turn(4)

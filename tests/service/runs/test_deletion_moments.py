@@ -53,15 +53,17 @@ CLOCKS = [
 
 
 @pytest.mark.parametrize("deleter", CLOCKS)
-@pytest.mark.parametrize("told", [None, "at once", "late"])
-def test_it_is_never_too_late_whatever_the_clocks_are(deleter: Clock, told: str | None) -> None:
+@pytest.mark.parametrize("acknowledged", [None, "at once", "late"])
+def test_it_is_never_too_late_whatever_the_clocks_are(
+    deleter: Clock, acknowledged: str | None
+) -> None:
     """Also if the message that tells of it waited while the node stood still."""
     here_ms = STORE_MS + deleter.ahead
     moment_ms = deleter.deletions.store_ms(here_ms)
     t = horizon_above(ulids.lowest_at(here_ms), moment_ms)
     for reader in CLOCKS:
         known, truth_ms = reader.deletions, STORE_MS + reader.ahead
-        heard_ms = {None: None, "at once": truth_ms, "late": truth_ms + LATER_MS}[told]
+        heard_ms = {None: None, "at once": truth_ms, "late": truth_ms + LATER_MS}[acknowledged]
         known.note("shop", "1", t, moment_ms=heard_ms)
         now_ms = truth_ms + 2 * LATER_MS
         found_ms = now_ms - known.age_of("shop", "1", t, now_ms)

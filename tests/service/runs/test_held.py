@@ -13,12 +13,12 @@ from tests.service.runs.world import World
 RUN = RunKey("service.pipeline", "run-1")
 
 
-async def test_a_stop_ends_the_waiting_for_news() -> None:
+async def test_a_stop_ends_the_waiting_for_changes() -> None:
     held = World().run_logs.held
-    waiting = asyncio.create_task(held.news([(RUN, 0)], seconds=1e9))
+    waiting = asyncio.create_task(held.changed_since([(RUN, 0)], seconds=1e9))
     await asyncio.sleep(0)  # it is waiting now
     held.stop()
     with pytest.raises(Conflict, match="stopped"):
         await waiting
     with pytest.raises(Conflict, match="stopped"):
-        await held.news([(RUN, 0)], seconds=1e9)
+        await held.changed_since([(RUN, 0)], seconds=1e9)

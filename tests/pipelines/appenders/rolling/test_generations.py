@@ -172,7 +172,7 @@ def test_a_retry_gives_nothing_again_that_was_deleted_meanwhile(tmp_path: Path) 
     assert found == {f"r~{ulid.encode(T1)}.log": "new\n", "s.log": "kept\n"}
 
 
-class Told:
+class Acknowledgements:
     """Notes the generation of the run of each batch."""
 
     def __init__(self) -> None:
@@ -198,7 +198,7 @@ class Told:
 
 def test_a_queue_keeps_the_generation_that_its_events_were_looked_at_with() -> None:
     deleted: Deleted = {}
-    told = Told()
+    told = Acknowledgements()
     queue = Async(AsyncSettings(), lambda: told)
     context = AppenderContext("p", "x", 0, 1, Disk(private=True), SystemClock(), lambda: True)
     queue.start(replace(context, deletions=lambda: deleted), None)
