@@ -253,13 +253,7 @@ def cdap_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRoute
             return StreamingResponse(_array(events, wanted, encoder), status, about, _JSON)
         return StreamingResponse(_lines(events, wanted, encoder), status, about, _TEXT)
 
-    @router.get(
-        "/{fqn}/{runId}/next",
-        summary="Events of a run after an offset, as CDAP gives them",
-        response_class=Response,
-        responses=_EVENTS,
-    )
-    async def following(
+    async def events(
         fqn: str,
         runId: str,  # noqa: N803
         request: Request,
@@ -273,34 +267,22 @@ def cdap_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRoute
         refuse_unknown(request, _PAGES, repeatable=("suppress",))
         key, matches = run_key(fqn, runId), parse_filter(filter)
         encoder, most = _encoder(format, escape, suppress), min(max, settings.max_lines)
-        if not fromOffset:
-            return _reply(await _before(node, key, None, most, matches, encoder))
-        place = _place(fromOffset)
-        return _reply(await _after(node, key, place, most, matches, encoder))
+        if fromOffset and request.url.path.endswith("/next"):
+            place = _place(fromOffset)
+            return _reply(await _after(node, key, place, most, matches, encoder))
+        end = _place(fromOffset) if fromOffset else None
+        return _reply(await _before(node, key, end, most, matches, encoder))
 
-    @router.get(
-        "/{fqn}/{runId}/prev",
-        summary="Events of a run before an offset, as CDAP gives them",
-        response_class=Response,
-        responses=_EVENTS,
-    )
-    async def preceding(
-        fqn: str,
-        runId: str,  # noqa: N803
-        request: Request,
-        fromOffset: _Offset = "",  # noqa: N803
-        max: _Most = _MAX,  # noqa: A002
-        filter: _Filter = "",  # noqa: A002
-        format: _Format = "text",  # noqa: A002
-        suppress: _Suppress = None,
-        escape: _Escape = True,
-    ) -> Response:
-        refuse_unknown(request, _PAGES, repeatable=("suppress",))
-        key, matches = run_key(fqn, runId), parse_filter(filter)
-        encoder, most = _encoder(format, escape, suppress), min(max, settings.max_lines)
-        place = _place(fromOffset) if fromOffset else None
-        return _reply(await _before(node, key, place, most, matches, encoder))
-
+    for verb, side, name in (("next", "after", "following"), ("prev", "before", "preceding")):
+        router.add_api_route(
+            f"/{{fqn}}/{{runId}}/{verb}",
+            events,
+            methods=["GET"],
+            name=name,
+            summary=f"Events of a run {side} an offset, as CDAP gives them",
+            response_class=Response,
+            responses=_EVENTS,
+        )
     return router
 
 

@@ -903,6 +903,27 @@ def after_piece(
     return After(piece, more, snapshot.state, silent_of(snapshot), snapshot.held)
 
 
+async def read_after(
+    snapshot: RunSnapshot,
+    where: Cursor | int | HeldPlace | None,
+    begun: Begun | None,
+    read: Callable[[RunSnapshot, int, int, Cursor | None, bool], Awaitable[tuple[P, int]]],
+) -> After[P]:
+    """Returns the piece after a place with its snapshot's facts; none at the live end.
+
+    `read` gets first and last line, the place before them, and whether they are the rest of a batch
+    that was `begun`. It returns the piece and the line at which it ends.
+    """
+    cursor, again = await settled(snapshot, where)
+    ranges, apart = await resumed(snapshot, await unseen(snapshot, cursor), begun)
+    piece, end = None, 0
+    if ranges:
+        before = cursor if isinstance(cursor, Cursor) and cursor.complete else None
+        start, last = ranges[0][0], piece_end(snapshot, *ranges[0])
+        piece, end = await read(snapshot, start, last, before, apart)
+    return after_piece(snapshot, piece, ranges, end)._replace(again=again, settled=cursor)
+
+
 async def resumed(
     snapshot: RunSnapshot, ranges: Sequence[tuple[int, int]], begun: Begun | None
 ) -> tuple[list[tuple[int, int]], bool]:

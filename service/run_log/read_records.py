@@ -43,11 +43,9 @@ from service.run_log.cursors import (
     line_of_record,
     must_exist,
     no_record,
-    piece_end,
     place_after,
+    read_after,
     read_page,
-    resumed,
-    settled,
     silent_of,
     sources_of,
     sum_of,
@@ -476,30 +474,21 @@ class RecordReader:
         Of a batch that was `begun` it returns only the records of the remaining lines.
         """
 
-        async def read(snapshot: RunSnapshot) -> After[RecordPiece]:
-            if snapshot.held:
-                return await held_records(snapshot, where, max_bytes)
-            cursor, again = await settled(snapshot, where)
-            after = await after_cursor(snapshot, cursor)
-            return after._replace(again=again, settled=cursor)
-
-        async def after_cursor(
-            snapshot: RunSnapshot, cursor: Cursor | int | None
-        ) -> After[RecordPiece]:
-            ranges, apart = await resumed(snapshot, await unseen(snapshot, cursor), begun)
-            if not ranges:
-                return after_piece(snapshot, None, ranges, 0)
-            start, end = ranges[0]
-            end = piece_end(snapshot, start, end)
+        async def piece(
+            snapshot: RunSnapshot, start: int, end: int, before: Cursor | None, apart: bool
+        ) -> tuple[RecordPiece, int]:
             found = await read_parts(snapshot, start, end, max_bytes)
-            before = cursor if isinstance(cursor, Cursor) and cursor.complete else None
             sources = await sources_of(snapshot, before, found.start, found.end, apart=apart)
             if found.start >= snapshot.chunk_lines:
                 parts = [(p.ulid, p.pos, p.records, p.lines, p.first, 0) for p in found.parts]
                 sources = [source._replace(batches=parts, begun=0) for source in sources]
             after = await place_after(snapshot, before, sources, found.end, apart=apart)
-            piece = RecordPiece(found.parts, after, start - found.start, sources)
-            return after_piece(snapshot, piece, ranges, found.end)
+            return RecordPiece(found.parts, after, start - found.start, sources), found.end
+
+        async def read(snapshot: RunSnapshot) -> After[RecordPiece]:
+            if snapshot.held:
+                return await held_records(snapshot, where, max_bytes)
+            return await read_after(snapshot, where, begun, piece)
 
         return await self._snapshots.read(key, read)
 

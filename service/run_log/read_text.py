@@ -29,12 +29,10 @@ from service.run_log.cursors import (
     WantedPage,
     after_piece,
     cursor_at,
-    piece_end,
     place_after,
+    read_after,
     read_page,
     resolved,
-    resumed,
-    settled,
     silent_of,
     sources_of,
     sum_of,
@@ -192,26 +190,18 @@ class RunLogReader:
         Of a batch that was `begun` it returns only the remaining lines.
         """
 
+        async def piece(
+            snapshot: RunSnapshot, start: int, end: int, before: Cursor | None, apart: bool
+        ) -> tuple[LogPiece, int]:
+            found = await read_lines(snapshot, start, end, max_bytes, whole_blocks=True)
+            sources = await sources_of(snapshot, before, start, found.end, apart=apart)
+            after = await place_after(snapshot, before, sources, found.end, apart=apart)
+            return LogPiece(found.text, after, sources), found.end
+
         async def read(snapshot: RunSnapshot) -> After[LogPiece]:
             if snapshot.held:
                 return await held_lines(snapshot, where, max_bytes)
-            cursor, again = await settled(snapshot, where)
-            after = await after_cursor(snapshot, cursor)
-            return after._replace(again=again, settled=cursor)
-
-        async def after_cursor(
-            snapshot: RunSnapshot, cursor: Cursor | int | None
-        ) -> After[LogPiece]:
-            ranges, apart = await resumed(snapshot, await unseen(snapshot, cursor), begun)
-            if not ranges:
-                return after_piece(snapshot, None, ranges, 0)
-            start, end = ranges[0]
-            end = piece_end(snapshot, start, end)
-            found = await read_lines(snapshot, start, end, max_bytes, whole_blocks=True)
-            before = cursor if isinstance(cursor, Cursor) and cursor.complete else None
-            sources = await sources_of(snapshot, before, start, found.end, apart=apart)
-            after = await place_after(snapshot, before, sources, found.end, apart=apart)
-            return after_piece(snapshot, LogPiece(found.text, after, sources), ranges, found.end)
+            return await read_after(snapshot, where, begun, piece)
 
         return await self._snapshots.read(key, read)
 

@@ -403,13 +403,28 @@ _FLAGS: dict[Mode, int] = {
 }
 
 
-class DiskFile:
-    """An open file of the operating system."""
-
+class _Descriptor:
     __slots__ = ("_fd",)
 
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class DiskFile(_Descriptor):
+    """An open file of the operating system."""
+
+    __slots__ = ()
+
     def __init__(self, path: str, mode: Mode, rights: int = 0o666) -> None:
-        self._fd = os.open(path, _FLAGS[mode] | os.O_CLOEXEC, rights)
+        super().__init__(os.open(path, _FLAGS[mode] | os.O_CLOEXEC, rights))
         if stat.S_ISDIR(os.fstat(self._fd).st_mode):  # Linux opens folders for reading
             self.close()
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
@@ -463,49 +478,28 @@ class DiskFile:
     def stat(self) -> Stat:
         return _stat(os.fstat(self._fd))
 
-    def fileno(self) -> int:
-        return self._fd
 
-    def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-
-class DiskFolder:
+class DiskFolder(_Descriptor):
     """An open folder of the operating system."""
 
-    __slots__ = ("_fd",)
+    __slots__ = ()
 
     def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        super().__init__(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
     def sync(self) -> None:
         if self._fd < 0:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         _sync(self._fd)
 
-    def fileno(self) -> int:
-        return self._fd
 
-    def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-
-class DiskLock:
+class DiskLock(_Descriptor):
     """flock, held by an open descriptor."""
 
-    __slots__ = ("_fd",)
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    __slots__ = ()
 
     def release(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        self.close()
 
 
 class Disk:

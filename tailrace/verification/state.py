@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from service.peers.register import (
     ForgottenNode,
@@ -52,6 +52,7 @@ from tailrace.verification.findings import Findings, Kind
 
 Decode = Callable[[str, bytes], object]
 """Takes a key and an object's bytes. Raises `Damaged`."""
+T = TypeVar("T")
 
 
 def decode_state(key: str, body: bytes) -> object:
@@ -71,13 +72,19 @@ def _at(key: str, own: str, value: object) -> object:
     return value
 
 
-def _manifest(key: str, body: bytes) -> object:
-    found = decode_manifest(body)
-    return _at(key, keys.run_manifest(found.key), found)
+def _body(decode: Callable[[bytes], object]) -> Decode:
+    """Decodes an object whose bytes do not name it."""
+    return lambda _, body: decode(body)
 
 
-def _watermark(_key: str, body: bytes) -> object:
-    return decode_watermark(body)
+def _placed(decode: Callable[[str, bytes], T], key_of: Callable[[T], str]) -> Decode:
+    """Decodes an object that belongs at the key that `key_of` makes of its bytes."""
+
+    def check(key: str, body: bytes) -> object:
+        found = decode(key, body)
+        return _at(key, key_of(found), found)
+
+    return check
 
 
 def _deletion(key: str, body: bytes) -> object:
@@ -87,48 +94,9 @@ def _deletion(key: str, body: bytes) -> object:
     return _at(key, found.key, found)
 
 
-def _registration(key: str, body: bytes) -> object:
-    found = decode_registration(body)
-    return _at(key, keys.node_registration(found.node), found)
-
-
-def _entry(key: str, body: bytes) -> object:
-    found = decode_entry(body)
-    return _at(key, keys.peer(found.node, found.instance), found)
-
-
-def _forgotten(key: str, body: bytes) -> object:
-    found = decode_forgotten(body)
-    return _at(key, keys.forgotten(found.node), found)
-
-
-def _slots(_key: str, body: bytes) -> object:
-    return decode_slots(body)
-
-
 def _lease(key: str, body: bytes) -> object:
     source, _, rest = key.removeprefix(keys.LEASES).partition("/")
     return decode_lease(LeaseName(source, tuple(rest.split("/"))), body)
-
-
-def _source(key: str, body: bytes) -> object:
-    found = decode_source(key, body)
-    return _at(key, keys.partition_source(found.name), found)
-
-
-def _shard(key: str, body: bytes) -> object:
-    found = decode_any_shard(key, body)
-    return _at(key, keys.partition_shard(found.source, found.number), found)
-
-
-def _group(key: str, body: bytes) -> object:
-    found = decode_group(key, body)
-    return _at(key, found.key, found)
-
-
-def _control(key: str, body: bytes) -> object:
-    found = decode_control(key, body)
-    return _at(key, keys.pipeline_control(found.pipeline), found)
 
 
 def _report(key: str, body: bytes) -> object:
@@ -140,33 +108,37 @@ def _report(key: str, body: bytes) -> object:
     return _at(key, keys.run_report(folder, found.key), found)
 
 
-def _marker(_key: str, body: bytes) -> object:
-    return decode_marker(body)
-
-
-def _give_up(_key: str, body: bytes) -> object:
-    return decode_give_up(body)
-
-
 DECODERS: Final[Mapping[str, Decode]] = {
-    "run manifest": _manifest,
-    "watermark": _watermark,
+    "run manifest": _placed(
+        lambda _, body: decode_manifest(body), lambda found: keys.run_manifest(found.key)
+    ),
+    "watermark": _body(decode_watermark),
     "deletion of a run": _deletion,
     "deletion of a pipeline": _deletion,
-    "node registration": _registration,
-    "register entry": _entry,
-    "forgotten node": _forgotten,
-    "shedding slots": _slots,
+    "node registration": _placed(
+        lambda _, body: decode_registration(body), lambda found: keys.node_registration(found.node)
+    ),
+    "register entry": _placed(
+        lambda _, body: decode_entry(body), lambda found: keys.peer(found.node, found.instance)
+    ),
+    "forgotten node": _placed(
+        lambda _, body: decode_forgotten(body), lambda found: keys.forgotten(found.node)
+    ),
+    "shedding slots": _body(decode_slots),
     "named lease": _lease,
-    "source of partitions": _source,
-    "shard of partitions": _shard,
-    "consumer group": _group,
-    "pipeline control": _control,
+    "source of partitions": _placed(decode_source, lambda found: keys.partition_source(found.name)),
+    "shard of partitions": _placed(
+        decode_any_shard, lambda found: keys.partition_shard(found.source, found.number)
+    ),
+    "consumer group": _placed(decode_group, lambda found: found.key),
+    "pipeline control": _placed(
+        decode_control, lambda found: keys.pipeline_control(found.pipeline)
+    ),
     "report of status": _report,
     "report of progress": _report,
     "report of metrics": _report,
-    "give-up marker": _give_up,
-    "quarantine marker": _marker,
+    "give-up marker": _body(decode_give_up),
+    "quarantine marker": _body(decode_marker),
 }
 assert DECODERS.keys() == {kind.name for kind in STATE_KINDS if kind.place == "store"}
 
