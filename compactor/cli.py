@@ -183,8 +183,9 @@ def _run(flags: argparse.Namespace) -> int:
                 await repeat(compactor, flags.every, passes.next)
 
     try:
-        if not run_until_signalled(work()):
-            log.info("stopped")
+        asyncio.run(_until_signalled(work()))
+    except asyncio.CancelledError:
+        log.info("stopped")
     finally:
         session.abandon()
     return 1 if passes.alarmed else 0
@@ -197,15 +198,6 @@ async def _single(compactor: Compactor, passes: Passes, *, wait: bool, erase: bo
         if not (wait and report.held):
             return
         await compactor.clock.sleep(_LOOK_AGAIN_SECONDS)
-
-
-def run_until_signalled(work: Coroutine[Any, Any, None]) -> bool:
-    """Runs the work. Returns whether it ended by itself. Raises the errors of the work."""
-    try:
-        asyncio.run(_until_signalled(work))
-    except asyncio.CancelledError:
-        return False
-    return True
 
 
 async def _until_signalled(work: Coroutine[Any, Any, None]) -> None:

@@ -40,10 +40,6 @@ if TYPE_CHECKING:
     from service.query.engine import QueryEngine
 
 
-class TakesNothing(Exception):
-    """The node only reads, so it has no numbers of accepted lines."""
-
-
 @dataclass(frozen=True, slots=True)
 class MetricSources:
     """The objects whose numbers the metrics show."""
@@ -62,9 +58,7 @@ class MetricSources:
 
     @property
     def writer(self) -> Writer:
-        """The parts that accept lines. Raises `TakesNothing` if the node only reads."""
-        if self.node.only_reads:
-            raise TakesNothing
+        """The parts that accept lines. Raises `NodeNotReady` if the node only reads."""
         return self.node.writer
 
     @property

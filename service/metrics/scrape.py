@@ -23,13 +23,13 @@ from service.metrics.declared import (
     DeclaredMetric,
     MetricSources,
     Reading,
-    TakesNothing,
     Value,
     joined,
 )
 from service.metrics.http import HTTP, QUEUE, REPORTS
 from service.metrics.node import NODE, RUN_LOGS, STORE
 from service.runtime.counters import Distribution
+from tailrace.logstore.errors import NodeNotReady
 from tailrace.logstore.prometheus import under_alias
 
 METRICS: tuple[DeclaredMetric, ...] = (
@@ -81,7 +81,7 @@ def _read(declared: DeclaredMetric, sources: MetricSources) -> Reading | None:
     """The present values of one metric; None if this kind of node does not have it."""
     try:
         reading = declared.read(sources)
-    except TakesNothing:
+    except NodeNotReady:
         return None
     if isinstance(reading, Mapping):
         return {labels: copy(value) for labels, value in reading.items()}  # type: ignore[return-value]

@@ -353,11 +353,8 @@ class Search:
                         fresh = self._fresh(batch)
                         if fresh.num_rows:
                             yield fresh
-            except Damaged:
-                if not self._table.without_copies() and not self._leave_out_unreadable(time_range):
-                    raise
-            except StoreUnavailable:
-                if not self._leave_out_store():
+            except (Damaged, StoreUnavailable) as error:
+                if not self._can_go_on(error, time_range):
                     raise
             else:
                 if limit is None or given < limit:
@@ -405,11 +402,8 @@ class Search:
         while True:
             try:
                 return self._totals_of(self._checked_reads(time_range), time_range, summary)
-            except Damaged:
-                if not self._table.without_copies() and not self._leave_out_unreadable(time_range):
-                    raise
-            except StoreUnavailable:
-                if not self._leave_out_store():
+            except (Damaged, StoreUnavailable) as error:
+                if not self._can_go_on(error, time_range):
                     raise
 
     def _totals_of(
@@ -466,6 +460,12 @@ class Search:
         bounded = _scans(sources, reads).bounded
         values = self._statement.parameters(time_range, after, bounded=bounded)
         return values | live.parameters | files | rows
+
+    def _can_go_on(self, error: Damaged | StoreUnavailable, time_range: UlidRange) -> bool:
+        """Leaves out what cannot be read. Returns false if nothing was left out."""
+        if isinstance(error, StoreUnavailable):
+            return self._leave_out_store()
+        return self._table.without_copies() or self._leave_out_unreadable(time_range)
 
     def _leave_out_store(self) -> bool:
         self._table.forget()
