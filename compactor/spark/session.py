@@ -1,4 +1,4 @@
-"""The Spark session, started at the first need, its threads, and an archive of Spark's classes.
+"""The Spark session, started at the first need, and its threads.
 
 **Session.** An idle pass costs no JVM: pyspark is imported when Spark starts, and not before. If
 executors are other processes, maybe on other machines, a store that is a folder must be the same
@@ -9,30 +9,17 @@ compared with the rows in its files (`compactor/commit.py`).
 for. A job or a start takes minutes, and a process that has to stop may have seconds. Every step may
 be interrupted anywhere, so such a call is abandoned; its JVM ends when it finds the pipe from this
 process closed.
-
-**Class archive.** Starting a JVM with Spark is mostly reading, parsing and verifying some 20,000
-classes. Java can write the result into an archive in its memory format (class data sharing), which
-each later JVM maps. `python -m compactor.spark.session` makes one, by a small merge and a small
-rewriting in a JVM that writes the archive as it ends; `make setup` runs it. The archive lies in the
-folder of Spark's jars: a user who may write to it may change Spark's behaviour anyway. The file is
-named after the Java and the jars that it was made with. Once either has changed, the file is not
-found, and Spark starts without it. Java compares them as well, and silently starts without an
-archive that does not fit.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import os
 import shutil
-import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 import pyarrow as pa
@@ -43,18 +30,14 @@ from compactor.spark.engine import (
     NEEDED,
     MergeInput,
     RewriteInput,
-    SparkEngine,
     SparkWishes,
     WrittenCounts,
     is_here,
     submitted,
 )
 from compactor.spark.s3 import COMMITTER, FILE_SYSTEM, S3A, SUBMIT
-from tailrace.logstore import ulid
-from tailrace.logstore.errors import TailraceError, Unavailable
+from tailrace.logstore.errors import Unavailable
 from tailrace.logstore.java import why_no_java
-from tailrace.logstore.runs.deletions import Deletion
-from tailrace.logstore.table.schema import RECORD_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -92,103 +75,6 @@ async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 
     threading.Thread(target=run, name="spark", daemon=True).start()
     return await future
-
-
-_OPTIONS: Final = "spark.driver.defaultJavaOptions"
-_QUIET: Final = "-Xlog:cds*=off"  # otherwise it warns of an archive that does not fit
-_LINES: Final = 1_000
-_NAME: Final = "tailrace-classes-{}.jsa"
-_UNNAMEABLE: Final = frozenset('":\\')  # special in Spark's options and in Java's list of archives
-
-
-def archive_conf() -> dict[str, str]:
-    """Spark's configuration for a JVM that uses the archive; empty without an archive."""
-    archive = archive_file()
-    return _java(f"SharedArchiveFile={archive}") if archive and archive.is_file() else {}
-
-
-def archive_file() -> Path | None:
-    """The path of the archive of this Java and Spark; None without either."""
-    from pyspark.find_spark_home import _find_spark_home
-
-    java = shutil.which(os.path.join(os.environ.get("JAVA_HOME") or "", "bin", "java"))
-    java = java or shutil.which("java")
-    spark = Path(_find_spark_home())  # type: ignore[no-untyped-call]
-    if java is None or _UNNAMEABLE & set(str(spark)):
-        return None
-    try:
-        jars = sorted((spark / "jars").iterdir())
-        stats = [(str(path), path.stat()) for path in (Path(java).resolve(), *jars)]
-    except OSError:
-        return None
-    made_with = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-    return spark / _NAME.format(hashlib.sha256(repr(made_with).encode()).hexdigest()[:16])
-
-
-def make_archive() -> Path:
-    """Makes the archive if it does not exist, and removes archives of other versions.
-
-    It takes half a minute and 170 MB. Raises `Unavailable`.
-    """
-    archive = archive_file()
-    if archive is None:
-        raise Unavailable("Java or Spark is missing, so no archive of classes can be made")
-    if archive.is_file():
-        return archive
-    try:
-        with tempfile.TemporaryDirectory(prefix="tailrace-", dir=archive.parent) as made:
-            new = Path(made) / archive.name
-            _write(new, Path(made))
-            new.replace(archive)
-        for other in archive.parent.glob(_NAME.format("*")):
-            if other != archive:
-                other.unlink()
-    except OSError as error:
-        raise Unavailable(f"the archive of classes cannot be written: {error}") from error
-    return archive
-
-
-def _java(option: str) -> dict[str, str]:
-    return {_OPTIONS: f'"-XX:{option}" {_QUIET}'}
-
-
-def _write(archive: Path, folder: Path) -> None:
-    session = Session(SparkWishes("1g", more=_java(f"ArchiveClassesAtExit={archive}")))
-    try:
-        _work(session, folder)
-    finally:
-        session.stop()
-
-
-def _work(engine: SparkEngine, folder: Path) -> None:
-    """Runs the jobs of a pass, with a few lines of one hour."""
-    files = [folder / f"{number}.parquet" for number in range(2)]
-    for path in files:
-        _write_lines(path)
-    segment, held = ({str(path): path.stat().st_size} for path in files)
-    deletions = [Deletion("f", "gone", _LINES, ulid.encode(1)), Deletion("gone", None, 1, "")]
-    bounds = [0, _LINES // 2]
-    engine.merge(MergeInput(segment, {}, bounds, [0, 1], [], 0, _LINES), str(folder / "merged"))
-    again = MergeInput(segment, held, bounds, [0, 0], deletions, 0, _LINES)
-    engine.merge(again, str(folder / "again"))
-    work = RewriteInput(segment | held, 2 * _LINES, 2, deletions)
-    engine.rewrite(work, str(folder / "rewritten"))
-    engine.share_batches(segment, held)
-
-
-def _write_lines(path: Path) -> None:
-    rows = [
-        {
-            "ulid": ulid.encode(number),
-            "fqn": "f",
-            "run_id": "r",
-            "pos": number,
-            "message": str(number),
-            "attributes": [("name", "value")],
-        }
-        for number in range(_LINES)
-    ]
-    pq.write_table(pa.Table.from_pylist(rows, RECORD_SCHEMA), path, compression="zstd")
 
 
 log = logging.getLogger("tailrace.compactor")
@@ -388,8 +274,6 @@ def _conf(wishes: SparkWishes, s3a: S3A | None) -> SparkConf:
     if not submitted():
         conf.setIfMissing("spark.driver.memory", wishes.driver_memory)
         needed |= s3a.launch() if s3a else {}
-        for name, value in archive_conf().items():
-            conf.setIfMissing(name, value)
     return conf.setAll(list(needed.items()))
 
 
@@ -470,10 +354,3 @@ def check_rows(folder: str, written: int) -> None:
         raise Unavailable(
             f"executors wrote {written} rows, and {found} of them are in {folder}", hint=_SHARE_IT
         )
-
-
-if __name__ == "__main__":
-    try:
-        sys.stdout.write(f"{make_archive()}\n")
-    except TailraceError as error:
-        sys.exit(f"Spark will start without an archive of its classes: {error}")
