@@ -190,10 +190,10 @@ class Statement:
         stream, which is read once.
         """
         held, scans = "", list(sources.scans(where))
-        if "hot" in sources.names:
-            number, scan = next(each for each in scans if each[1].startswith("hot r"))
-            held = f"hot_rows AS MATERIALIZED (SELECT {COLUMNS} FROM {scan}), "  # noqa: S608
-            scans[scans.index((number, scan))] = number, "hot_rows r WHERE true"
+        if "journal" in sources.names:
+            number, scan = next(each for each in scans if each[1].startswith("journal r"))
+            held = f"journal_rows AS MATERIALIZED (SELECT {COLUMNS} FROM {scan}), "  # noqa: S608
+            scans[scans.index((number, scan))] = number, "journal_rows r WHERE true"
         best, sign = ("min", ">=") if self._request.descending else ("max", "<=")
         times = " UNION ALL ".join([f"SELECT ts, {KEY} FROM {scan}" for _, scan in scans])  # noqa: S608
         each = f"SELECT {best}(ts) AS ts FROM ({times}) GROUP BY {KEY}"  # noqa: S608

@@ -178,7 +178,7 @@ async def test_copies_of_a_line_neither_fill_a_limit_nor_count_twice(tmp_path: P
         attributes = [{"of": "all"}, None, {"of": "all"}, None, {"of": "all"}]
         meta = RecordMeta(ends, times, [None] * 5, attributes)
         batches.append((KEY, ulid.lowest_at(NOW_MS - 1000 * number), text, None, meta))
-    world.hot(batches[:4], known=False)
+    world.unflushed(batches[:4], known=False)
     await world.segment(batches[1:], node="node-02")
     await world.segment(batches[:5], node="node-03")
     world.merge(batches[2:4], {})
