@@ -14,9 +14,9 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ["service", "compactor", "tailrace", "client/tailrace_client"]
 
 # Lower these limits when the code gets better. Raise one only with a reason in the commit.
-MOST_MODULES = 389
-MOST_LINES = 129_294
-MOST_OF_ONE_IMPORTER = 71
+MOST_MODULES = 390
+MOST_LINES = 129_697
+MOST_OF_ONE_IMPORTER = 72
 LEAST_MEDIAN = 300
 
 SHARED_CLASS_NAMES = {

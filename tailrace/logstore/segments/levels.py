@@ -94,6 +94,9 @@ _PINO_STEP = 10  # trace is 10, fatal 60
 _PYTHON = [LEVELS.index(name) for name in ("TRACE", "DEBUG", "INFO", "WARN", "ERROR", "FATAL")]
 
 
+_STEPS: Final = re.compile(r"(?<=[A-Z])[+-]\d{1,3}$")  # between the levels of Go's slog
+
+
 def level_of_word(word: str) -> int:
     """The index into `LEVELS` of a level's name in any case; `NO_LEVEL` if it is none."""
     return NAMES.get(word.casefold(), NO_LEVEL)
@@ -115,7 +118,7 @@ def level_of_value(value: object, key: str = "level") -> int:
         text = value.strip()
         if text.isascii() and text.isdigit() and len(text) <= 3:
             return _level_of_number(int(text), key)
-        found = level_of_word(text)
+        found = level_of_word(_STEPS.sub("", text))
         return found if found != NO_LEVEL or len(text) != 1 else level_of_letter(text.upper())
     if isinstance(value, bool) or not isinstance(value, int | float):
         return NO_LEVEL
@@ -398,7 +401,7 @@ def _windows(flat: Bytes, places: Ints, width: int) -> Bytes:
 WINDOW: Final = 128
 """Bytes of a line in which the rules for text look, without colours."""
 _COLOURED: Final = 4 * WINDOW  # bytes of a line in which control sequences are removed
-_ERROR, _FATAL = LEVELS.index("ERROR"), LEVELS.index("FATAL")
+_INFO, _ERROR, _FATAL = (LEVELS.index(name) for name in ("INFO", "ERROR", "FATAL"))
 _PATTERN_PER_LINE: Final = 2  # characters of a pattern that Arrow compiles while a line is searched
 _CONTROL_SEQUENCE = r"\x1b\[[0-9;:?]*[A-Za-z]"  # ECMA-48's CSI, as terminals get them
 _LESS, _EQUALS, _DOT, _MINUS, _SLASH, _BRACE, _RETURN, _BLANK = b"<=.-/}\r "
@@ -430,15 +433,23 @@ _WORDS = (
 _TIME_ONLY = r"(?:\[[^\]]*\] ?|[-\d:.,/ TZ+])*"
 _PROSE = (
     r"(?i:no|any|an|a|the|without|zero|0|not|of|for|on|if|as|with|to|this|that|each|every|and|or"
-    r"|is|was|got|into|at|from|after|before|by|in|level|levels|all|more|than|their|its|our|your)"
+    r"|is|was|got|said|logs|returns|raises|into|at|from|after|before|by|in|level|levels|all|more|than|their|its|our|your)"
 )
-_KEYED = r"(?i:level|lvl|severity)"
+_SETTING: Final = rf"^(?i:{_WORDS}): +(?:\d+|on|off|true|false|yes|no|none|[0-9a-f-]{{16,}})\s*$"
+_VERBS = r"(?:is|was|are|were|when|has|if)"  # of which a level is the subject
+_BEGIN = (  # of what a program writes; before it are those of others
+    r"(?:^|^\S+ (?:stdout|stderr) [FP] |^[\w.-]+ +\| |^\d{4}-\d\d-\d\dT[\d:.]+Z |\w\[\d+\]: )"
+)
+_KEYED = r"(?:\b|[a-z][._]?)(?i:level|lvl|severity)"  # not `LOG_LEVEL`, which is a setting
 
 _LOGCAT: Final = r"^(?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d\.\d+ +\d+ +\d+ [VDIWEFA] "
 
 RULES: Final = (
-    # An access log states a status, not a level; paths and agents hold any word.
+    # An access log states a status, not a level; paths and agents hold any word. So do commands
+    # that a shell shows.
     LevelRule(r"^(?:\S+ ){3,5}\[\d\d?/[A-Z][a-z][a-z]/\d{4}:\d\d:", lambda _: NO_LEVEL),
+    LevelRule(r"^(?:\++|\$) [a-z./]", lambda _: NO_LEVEL),
+    LevelRule(_SETTING, lambda _: NO_LEVEL),
     # Syslog's priority: facility * 8 + severity.
     LevelRule(
         r"^<(?P<level>1[0-8]\d|19[01]|[1-9]?\d)>", lambda text: level_of_syslog(int(text) % 8)
@@ -448,14 +459,35 @@ RULES: Final = (
         r"\.(?P<level>emerg|alert|crit|err|error|warn|warning|notice|info|debug) ",
         level_of_word,
     ),
-    # klog and glog, brief logcat, one letter in brackets, Tornado, MongoDB 4, apt, Kotlin.
-    LevelRule(r"(?:^|[ :])(?P<level>[IWEFD])(?:\d{4}){1,2} \d\d:\d\d:\d\d\.", level_of_letter),
+    LevelRule(  # Cisco, Xorg, WebSphere
+        r"%[A-Z][A-Z0-9_]*-(?:[A-Z0-9_]+-)?(?P<level>[0-7])-[A-Z0-9_]+: ",
+        lambda text: level_of_syslog(int(text)),
+    ),
+    LevelRule(
+        r"^(?:\[ *\d+\.\d+\] )?\((?P<level>EE|WW|II)\) ", lambda text: level_of_letter(text[0])
+    ),
+    LevelRule(
+        r"^\[[\d/]+ [\d:.]+ [A-Z]{3,4}\] [0-9a-f]{8} \S+ +(?P<level>[FEWAIOD]) ",
+        lambda text: _INFO if text in "AO" else level_of_letter(text),
+    ),
+    # klog, glog and absl, CockroachDB, PyTorch, TensorFlow, etcd, brief logcat, one letter in
+    # brackets, Tornado, MongoDB 4, apt, Kotlin.
+    LevelRule(
+        r"(?:^|[ :\[])(?P<level>[IWEFD])"
+        r"(?:(?:\d{4}|\d{6}|\d{8}) \d\d:\d\d:\d\d\.|0000 00:00:\d+\.\d)",
+        level_of_letter,
+    ),
+    LevelRule(r"^[-\d]+ [\d:.]+: (?P<level>[IWEF]) \S+:\d+\] ", level_of_letter),
+    LevelRule(r"^[-\d]+ [\d:.]+ (?P<level>[CEWNIDT]) \| ", level_of_letter),
     LevelRule(r"^(?P<level>[VDIWEFA])/[^(]{1,60}\( *\d+\): ", level_of_letter),
     LevelRule(
         r"(?:^|^[-\d:. ]+ |/[\w.]+ )(?P<level>[VDIWEFA])/[\w.$-]{2,60}(?:\( *\d+\))?: ",
         level_of_letter,
     ),
-    LevelRule(rf"^{_TIME_ONLY}\[(?P<level>[TVDINWEFCA])\]", level_of_letter),
+    LevelRule(
+        rf"^{_TIME_ONLY}[\d\]] *\[(?P<level>[TVDINWEFCA])\]|^\[(?:[\d:.]+ )?(?P<bare>[VDIWEF])\]",
+        level_of_letter,
+    ),
     LevelRule(r"^\[(?P<level>[DIWEC]) (?:[-\d]{6,10} )?\d\d:\d\d:\d\d", level_of_letter),
     LevelRule(
         r"^\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[-+]\d\d:?\d\d) (?P<level>[IWEFD])\d? +[A-Z]+ +\[",
@@ -464,24 +496,31 @@ RULES: Final = (
     LevelRule(r"^(?P<level>[EWNewi]): ", lambda text: level_of_letter(text.upper())),
     # Exceptions that nobody caught, and their kind: Go, Python, Java, Rust, JavaScript, PHP, .NET.
     LevelRule(
-        r"^(?:panic|fatal error|fatal runtime error): |^Fatal Python error: "
+        rf"{_BEGIN}(?:panic|fatal error|fatal runtime error): |^Fatal Python error: "
         r"|[\]:] Kernel panic - ",
         lambda _: _FATAL,
     ),
     LevelRule(
-        r"^(?:(?: +\+ Exception Group )?Traceback \(most recent call last\):"
+        rf"{_BEGIN}(?:(?: +\+ Exception Group )?Traceback \(most recent call last\):"
         r"|Exception (?:in thread |in Tkinter callback|ignored in: )"
         r"|thread '.*'.* (?:panicked at|has overflowed its stack)"
         r"|\[?Uncaught (?:\(in promise\)|['\"]|(?:[\w$]+[.\\])*[A-Z]?\w*(?:[Ee]rror|[Ee]xception))"
         r"|\[?Unhandled ?(?i:exception|rejection|error|promise)"
         r"|\(node:\d+\) Unhandled|make(?:\[\d+\])?: \*\*\* "
-        r"|terminate called after throwing|\*\* \([A-Z][\w.]*\) |\S+:\d+:in .*\([\w:]*Error\)"
-        r"|(?:[\w$]+\.)*[A-Z][\w$]*(?:Error|Exception)(?: \[[A-Z_]+\])?(?::|$)|Exception: "
+        r"|(?:terminate called after throwing|libc\+\+abi: terminating)"
+        r"|(?:uncaughtException|unhandledRejection): "
+        r"|\*\* \([A-Z][\w.]*\) |\S+:\d+:in .*\([\w:]*Error\)"
+        r"|(?:[\w$]+\.)*[A-Z][\w$]*(?:Error|Exception)(?: \[[A-Z_]+\]| \(0x\w+\))?(?::|$)"
+        r"|Exception: "
         r"|(?:[\d/]+ [\d:.]+ )?http: panic serving "
-        r"|Error(?: response from daemon)?: )",
+        r"|(?:docker: )?Error(?: response from daemon| from server(?: \(\w+\))?| \[[A-Z_]+\])?: "
+        r"|Error in .+ :(?: |$))",  # R
         lambda _: _ERROR,
     ),
-    LevelRule(r"^\S+\.py:\d+: \w*Warning: ", lambda _: level_of_word("warn")),
+    LevelRule(
+        r"^(?:\S+:\d+: |\(node:\d+\) (?:\[\w+\] )?)?\w*Warning: |^(?:OpenJDK|Java) .* VM warning: ",
+        lambda _: level_of_word("warn"),
+    ),
     LevelRule(r"^PHP (?P<level>Fatal|Parse|Warning|Notice|Deprecated)", lambda text: _php(text)),
     # Commands of GitHub and Azure, npm and its like, logrus on a terminal, BGL's last column.
     LevelRule(
@@ -493,16 +532,35 @@ RULES: Final = (
         r"(?P<level>ERR|error|WARN|warn|notice|info|http|verb|verbose|sill|silly)\b",
         lambda text: _npm(text),
     ),
-    LevelRule(r"^(?P<level>error|warning) [A-Z\"]", level_of_word),  # yarn
-    LevelRule(r"^at=(?P<level>info|warning|error) ", level_of_word),  # Heroku
+    LevelRule(r"^(?P<level>error|warning|info) [A-Z\"]", level_of_word),  # yarn
+    LevelRule(r"^dpkg: (?P<level>error|warning) ", level_of_word),
+    LevelRule(r"(?:^|: )at=(?P<level>info|warning|error) ", level_of_word),  # Heroku
     LevelRule(r"^(?P<level>TRAC|DEBU|ERRO|FATA|PANI)\[\d+\]", level_of_word),
     LevelRule(r" RAS [A-Z]+ (?P<level>INFO|WARNING|SEVERE|ERROR|FAILURE|FATAL) ", level_of_word),
-    LevelRule(r"^CMake (?P<level>Error|Warning)\b", level_of_word),
-    # NetworkManager.
+    LevelRule(
+        r"^(?:CMake|!? ?LaTeX|(?:Package|Class|LaTeX) \w+) (?P<level>Error|Warning|Info)\b",
+        level_of_word,
+    ),
+    LevelRule(r"^(?P<level>Warning) messages?:\s*$", level_of_word),  # R
+    LevelRule(r" (?P<level>Error): \d+, Severity: \d+, State: ", level_of_word),  # SQL Server
+    LevelRule(r"^=(?P<level>CRASH|SUPERVISOR|PROGRESS) REPORT====", lambda text: _erlang(text)),
+    LevelRule(r" \d+ \[System\] \[MY-|^\[AUDIT +\] ", lambda _: _INFO),  # MySQL, Open Liberty
+    # NetworkManager, ClickHouse, WebLogic, `dmesg -x`, Locust.
     LevelRule(r": <(?P<level>trace|debug|info|warn|error)> +\[", level_of_word),
+    LevelRule(
+        r"^(?:[\d.]+ [\d:.]+ \[ \d+ \] \{[^}]*\} |(?:####)?<[^<>]+> )"
+        rf"<(?P<level>(?i:{_WORDS}))> ",
+        level_of_word,
+    ),
+    LevelRule(
+        r"^(?:kern|user|daemon|syslog|auth\w*) *:"
+        r"(?P<level>emerg|alert|crit|err|warn|notice|info|debug) *: ",
+        level_of_word,
+    ),
+    LevelRule(rf"^\[[^\]]+\] \S+/(?P<level>{_CAPITALS})/[\w.]+: ", level_of_word),
     # A word in any case before a colon: syslog's tags, compilers.
     LevelRule(
-        rf"(?:^\W{{0,3}}|[:)] |- )(?P<level>(?i:{_WORDS}|fail|note))(?: error)?"
+        rf"(?:^\W{{0,3}}|[:)\]|] |- )(?P<level>(?i:{_WORDS}|fail|note))(?: error)?"
         r"(?:\[\w+\]| [A-Z]+\d+)?:(?:\s|$)",
         level_of_word,
     ),
@@ -512,9 +570,10 @@ RULES: Final = (
     LevelRule(
         rf'{_KEYED}="?(?P<level>(?i:{_WORDS}))\b|{_KEYED}"\s*[:=]\s*"(?P<quoted>(?i:{_WORDS}))\b'
         rf"|\[(?:[\w.-]+:)?(?P<bracketed>(?i:{_WORDS}|note)) {{0,8}}\]"
-        rf"|\b{_PROSE}\s+(?:{_CAPITALS})\b"
+        rf"|\b{_PROSE}\s+(?:{_CAPITALS})\b|[<>=]= (?:{_CAPITALS})\b"
+        rf"|[^\w](?:{_CAPITALS})(?:, (?:{_CAPITALS})\b| {_VERBS}\b)"
         rf"|\w\.(?P<channel>{_CAPITALS}): "
-        rf"|(?:^|[^\w/\"'$.=])(?P<capitals>{_CAPITALS})(?:[^\w=<.-]|[.-](?:\W|$)|$)",
+        rf"|(?:^|[^\w/\"'$.=])(?P<capitals>{_CAPITALS})(?:[^\w=<./-]|[./-](?:\W|$)|$)",
         level_of_word,
     ),
 )
@@ -524,6 +583,10 @@ def _php(text: str) -> int:
     return {"Fatal": _FATAL, "Parse": _ERROR, "Deprecated": level_of_word("warn")}.get(
         text, level_of_word(text)
     )
+
+
+def _erlang(text: str) -> int:
+    return _INFO if text == "PROGRESS" else _ERROR
 
 
 def _npm(text: str) -> int:
@@ -537,13 +600,20 @@ _ENDS_OF_STATED: Final = np.zeros(256, np.bool_)
 _ENDS_OF_STATED[list(b"]:|")] = True
 _JOINTS: Final = np.zeros(256, np.bool_)  # behind a word in capitals: `ERROR=0`, `INFO.plist`
 _JOINTS[list(b"=.-<")] = True
-_AFTER_CLOCK: Final = (
+_CLOCK: Final = (
     r"^(?:[^A-Za-z]|(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
-    r"\b|T\d)*:\d\d[^A-Za-z]*(?:(?:Z|[AP]M|[A-Z]{3,4})\W+)?[A-Za-z]"
+    r"\b|T\d)*:\d\d[^A-Za-z]*(?:(?:Z|[AP]M|[A-Z]{3,4})\W+)?"
+)
+_AFTER_CLOCK: Final = rf"{_CLOCK}[A-Za-z]"
+_SENTENCE: Final = (  # that begins with the name of a level, and states none
+    rf"{_CLOCK}(?:(?:[A-Z][a-z]+|alert|emergency|fail|failure|fine|information|note|notice|panic"
+    r"|success) [a-z]|[a-z]+ (?:budget|count|handl|level|log|page|rate))"
 )
 _LOGFMT: Final = (
     r'^(?:[^\s="]+=(?:"(?:[^"\\]|\\.)*"|[^\s"]*)\s+)*?'
-    rf'(?i:{_any_of(LEVEL_KEYS)})="?(?P<level>\w+)'
+    # `LOG_LEVEL` is a setting.
+    rf"(?:(?i:{_any_of(tuple(key for key in LEVEL_KEYS if key != 'log_level'))})|log_level)="
+    r'"?(?P<level>\w+)'
 )
 
 
@@ -655,9 +725,13 @@ def _put_first_words(lines: TextRecords, words: FirstWords, levels: Levels) -> B
     named &= ~(words.firsts == _LESS)  # syslog's priority
     named &= ~(words.capitals & _JOINTS[words.marks])
     stated: Bools = named & (words.capitals | _ENDS_OF_STATED[words.marks])
-    bare = np.flatnonzero(named & ~stated)
+    bare = np.flatnonzero(named & ~stated & ~_JOINTS[words.marks])
     if len(bare):
-        stated[bare[matches(lines.take_window(bare), _AFTER_CLOCK)]] = True
+        window = lines.take_window(bare)
+        stated[bare[matches(window, _AFTER_CLOCK) & ~matches(window, _SENTENCE)]] = True
+    keys = np.flatnonzero(stated & ~words.capitals & (words.columns == 1))
+    if len(keys):
+        stated[keys[matches(lines.take_window(keys), _SETTING)]] = False
     levels[stated] = words.levels[stated]
     return stated
 
@@ -708,7 +782,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 
 def _level_of_record(record: Mapping[str, Any]) -> int:
-    """The level of a JSON object: of a level key in any case, or of ECS, Loguru or MongoDB.
+    """The level of a JSON object: of a level key in any case, or of ECS, Loguru, dbt or MongoDB.
 
     One that leaves the level out states none, though Serilog means Information by that.
     """
@@ -719,10 +793,11 @@ def _level_of_record(record: Mapping[str, Any]) -> int:
             level = level_of_value(record[key], name)
             if level != NO_LEVEL:
                 return level
-    nested = record.get("log", record.get("record"))
-    if isinstance(nested, dict) and "level" in nested:
-        level = nested["level"]
-        return level_of_value(level.get("name") if isinstance(level, dict) else level)
+    for name in ("log", "record", "info"):
+        nested = record.get(name)
+        if isinstance(nested, dict) and "level" in nested:
+            level = nested["level"]
+            return level_of_value(level.get("name") if isinstance(level, dict) else level)
     if "s" in record and "c" in record:
         return level_of_letter(str(record["s"])[:1])
     return NO_LEVEL

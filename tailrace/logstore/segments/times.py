@@ -4,8 +4,8 @@ The main format is `YYYY-MM-DD[T ]HH:MM:SS[.,fraction][Z|±hh[:]mm]`; the date m
 `/`. The time of a record is the first one in its prefix (`[2024-…`, `{"ts":"2024-…`,
 `INFO 2024-…`). A time without a zone is in UTC, and digits below a microsecond are cut. Invalid
 dates (month 13) are not times, nor are years outside 1900–9999, about which readers of Parquet
-disagree. Formats with two digits of a year are not guessed. The second half of this module reads
-formats without a year, and numbers.
+disagree. What follows a clock (`PM`, ` CET`) moves it. The second half of this module reads formats
+without a year, and numbers; `rare_times` the others.
 
 The search works on all records at once: `_candidates` finds positions by their separators, and
 `_parse` decodes a matrix with a column for each.
@@ -31,6 +31,13 @@ from tailrace.logstore.segments.levels import (
     first_of_rows,
     is_word,
 )
+from tailrace.logstore.segments.rare_times import (
+    MONTHS,
+    SUFFIX_BYTES,
+    may_shift,
+    put_rare_times,
+    shift_of,
+)
 
 NO_TIME: Final = np.iinfo(np.int64).min
 EARLIEST_US: Final = -2_208_988_800_000_000  # 1900-01-01
@@ -43,6 +50,7 @@ _DIGITS = [0, 1, 2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 17, 18]
 MONTH_DAYS = np.array([0, 31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
 _SECOND = 1_000_000
 _MINUTE = 60 * _SECOND
+_HOUR: Final = 60 * _MINUTE
 
 
 def find_times(prefixes: Prefixes) -> Ints:
@@ -53,12 +61,14 @@ def find_times(prefixes: Prefixes) -> Ints:
         return times
     row, column = prefixes.place(found)
     texts = _cut(prefixes.flat, found)
-    value = _parse(texts)
+    value, width = _parse(texts)
     previous = prefixes.flat[found - 1] - np.uint8(48)
     good = (value != NO_TIME) & (previous > 9) & (column + _DATE - 1 <= prefixes.lengths[row])
-    row, value = row[good], value[good]
-    first = first_of_rows(row)
-    times[row[first]] = value[first]
+    first = np.flatnonzero(good)[first_of_rows(row[good])]
+    hours = _number(texts[:, first], range(_CLOCK, _CLOCK + 2))
+    ends = found[first] + _DATE + width[first]
+    value = _shifted(value[first], hours, prefixes.flat, ends)
+    times[row[first]] = np.where(in_range(value), value, NO_TIME)
     return times
 
 
@@ -85,8 +95,11 @@ def _cut(flat: Bytes, found: Ints, size: int = _SIZE) -> Bytes:
     return np.ascontiguousarray(rows.T)
 
 
-def _parse(texts: Bytes) -> Ints:
-    """The time in each column of `texts`, in microseconds; `NO_TIME` if it is invalid."""
+def _parse(texts: Bytes) -> tuple[Ints, Ints]:
+    """The time in each column of `texts`, in microseconds; `NO_TIME` if it is invalid.
+
+    The other is the bytes of its fraction.
+    """
     digits = texts - np.uint8(48)
     good = digits[_DIGITS].max(axis=0) <= 9
     good &= (texts[4] == texts[7]) & ((texts[10] == 32) | (texts[10] == 84))
@@ -97,9 +110,8 @@ def _parse(texts: Bytes) -> Ints:
     seconds = digits[17].astype(np.int64) * 10 + digits[18]
     good &= (minutes != NO_TIME) & (seconds < 60)
     fraction, width = _fraction(texts, digits)
-    offset = _offset(texts, digits, _DATE + width)
-    value = np.where(good, minutes, 0) * (60 * _SECOND) + seconds * _SECOND + fraction - offset
-    return np.where(good & in_range(value), value, NO_TIME)
+    value = np.where(good, minutes, 0) * _MINUTE + seconds * _SECOND + fraction
+    return np.where(good & in_range(value), value, NO_TIME), width
 
 
 def _minutes(digits: Ints) -> Ints:
@@ -143,21 +155,32 @@ def _fraction(texts: Bytes, digits: Bytes) -> tuple[Ints, Ints]:
     return value, width + (width > 0)
 
 
-def _offset(texts: Bytes, digits: Bytes, place: Ints) -> Ints:
-    """Microseconds by which the zone at byte `place` is ahead of UTC; 0 if there is none."""
-    offset = np.zeros(texts.shape[1], dtype=np.int64)
-    sign = texts[place, np.arange(texts.shape[1])]
-    which = np.flatnonzero((sign == 43) | (sign == 45))
+def _shifted(values: Ints, hours: Ints, flat: Bytes, ends: Ints) -> Ints:
+    """The times `values` moved by what follows their clocks: a zone, or the half of a day.
+
+    `hours` are those of the clocks, which end in `flat` at `ends`. `NO_TIME` where a zone is not
+    known for sure.
+    """
+    which = np.flatnonzero(may_shift(flat, ends))
     if len(which) == 0:
-        return offset
-    at = place[which]
-    colon = (texts[at + 3, which] == 58).astype(np.int64)
-    zone = [digits[at + k + (colon if k > 2 else 0), which].astype(np.int64) for k in (1, 2, 3, 4)]
-    hours, minutes = zone[0] * 10 + zone[1], zone[2] * 10 + zone[3]
-    good = (np.max(zone, axis=0) <= 9) & (hours < 24) & (minutes < 60)
-    ahead = np.where(good, (hours * 60 + minutes) * 60 * _SECOND, 0)
-    offset[which] = np.where(sign[which] == 45, -ahead, ahead)
-    return offset
+        return values
+    places = np.minimum(ends[which] + np.arange(SUFFIX_BYTES)[:, np.newaxis], flat.size - 1)
+    texts = np.vstack((flat[places], hours[which].astype(np.uint8)))
+    # Most lines have the zone of the line before them.
+    change = np.ones(len(which), dtype=np.bool_)
+    change[1:] = _differ(texts).any(axis=0)
+    known: dict[bytes, int] = {}
+    moves = []
+    for text in np.ascontiguousarray(texts[:, change].T):
+        key = text.tobytes()
+        if key not in known:
+            move = shift_of(key[:-1], key[-1])
+            known[key] = NO_TIME if move is None else move
+        moves.append(known[key])
+    move = np.array(moves)[np.cumsum(change) - 1]
+    values = values.copy()
+    values[which] = np.where(move == NO_TIME, NO_TIME, values[which] + move)
+    return values
 
 
 # Times in records without a date of the form YYYY-MM-DD; many of these formats say less.
@@ -169,7 +192,7 @@ def _offset(texts: Bytes, digits: Bytes, place: Ints) -> Ints:
 #   [29/Nov/2026:10:00:00 +0100]             web servers
 #   29-Nov-2026 10:00:00, 29 Nov 2026 10:00:00, Nov 29, 2026 10:00:00 AM
 #   29.11.2026 10:00:00, 2026.11.29T10:00:00 the day first, or the year
-#   11/29/2026, 10:00:00 29-11-2026 10:00:00 the order that is a date; of two, the nearest date
+#   11/29/2026, 10:00:00 29-11-2026 10:00:00 the order that is a date, or alone is near arrival
 #   10:00:00, [10:00:00,123]                 at the beginning: the day nearest to arrival
 #   1796000000, ts=1796000000.1              epoch seconds or milliseconds, at the beginning or
 #   {"time":1796000000000}                   after a key `ts`, `time` or `timestamp`
@@ -183,38 +206,30 @@ def _offset(texts: Bytes, digits: Bytes, place: Ints) -> Ints:
 
 _DAY: Final = 86_400 * _SECOND
 _HALF_YEAR: Final = 182 * _DAY
+_NEAR: Final = 3 * _DAY  # to the arrival, of the midnight before a time of day
 _CLOCK_BYTES: Final = 8  # HH:MM:SS
 _BEFORE: Final = 16  # bytes before a clock that may have its date
 _AFTER: Final = 13  # bytes behind it that may have a fraction and a year, or a zone
 _SHORT_DIGITS: Final = 6  # of a fraction
 _UPTIME_BYTES: Final = 40  # in which an uptime ends, with the priority and blanks before it
 _CLOCK_DIGITS: Final = np.array([[0], [1], [3], [4], [6], [7]])
-_NOON: Final = 12
+_PLACES_OF_YEARS: Final = (
+    *(_CLOCK_BYTES, _CLOCK_BYTES + 1 + _SHORT_DIGITS),
+    *(_CLOCK_BYTES + 4, _CLOCK_BYTES + 5),
+)
 _LAST_COLUMN: Final = 64
 _PLACES: Final = np.arange(_BEFORE, dtype=np.uint8)[:, np.newaxis]
 _ENDS_OF_YEAR: Final = np.array(
     [not is_word(np.array(byte)) and chr(byte) not in ".-" for byte in range(256)]
 )
 """Which bytes may stand after a year."""
-_MONTHS: Final = (
-    "jan",
-    "feb",
-    "mar",
-    "apr",
-    "may",
-    "jun",
-    "jul",
-    "aug",
-    "sep",
-    "oct",
-    "nov",
-    "dec",
-)
-_CODES: Final = np.array([int.from_bytes(name.encode(), "big") for name in _MONTHS])
+_CODES: Final = np.array([int.from_bytes(name.encode(), "big") for name in MONTHS])
 _ORDER: Final = np.argsort(_CODES)
 _EPOCH: Final = re.compile(
-    rb'(?:(?:^|[\s,{"])(?:ts|time|timestamp|@timestamp)"?[=:]\s*"?|^(?:- )?)'
-    rb"(1[0-9]{9})([0-9]{3})?(?:\.([0-9]{1,6})[0-9]*)?(?![0-9.])"
+    rb'(?:(?:^|[\s,{"])(?:ts|t|time|timestamp|@timestamp|timeMillis|epochSecond'
+    rb'|__REALTIME_TIMESTAMP)"?[=:]\s*"?(?P<keyed>)|^(?:- |\[)?)'
+    rb"(1[0-9]{9})([0-9]{3}|(?(keyed)[0-9]{6}|[0-9]{3})|(?(keyed)[0-9]{9}|[0-9]{3}))?"
+    rb"(?:\.([0-9]{1,6})[0-9]*)?(?![0-9.])"
 )
 _UPTIME: Final = re.compile(rb"(?:<[0-9]{1,3}>)?\[ *([0-9]{1,9})\.([0-9]{6})\]")
 
@@ -230,9 +245,15 @@ def find_short_times(look: Prefixes, which: Ints, arrivals: Ints) -> Ints:
         row = which[place]
         found = _EPOCH.search(look.rows[row, 1 : int(look.lengths[row])].tobytes())
         if found is not None:
-            whole, milliseconds, fraction = found.groups()
-            times[place] = int(whole) * _SECOND + int(milliseconds or 0) * 1_000
-            times[place] += int((fraction or b"").ljust(6, b"0"))
+            _, whole, more, fraction = found.groups()
+            digits = (more or b"") + (fraction or b"")
+            times[place] = int(whole) * _SECOND + int(digits[:6].ljust(6, b"0"))
+    missing = which[times == NO_TIME]
+    if len(missing):
+        rare, arrived = np.full((2, len(look.lengths)), NO_TIME)
+        arrived[which] = arrivals
+        put_rare_times(look, missing, arrived, rare)
+        times = np.where((times == NO_TIME) & in_range(rare[which]), rare[which], times)
     return times
 
 
@@ -265,7 +286,12 @@ def _may_have_epoch(rows: Bytes) -> Bools:
     """
     first = rows[:, 1]
     begins: Bools = (first == ord("1")) & ((rows[:, 2:11] - np.uint8(48)).max(axis=1) <= 9)
-    keyed = (first == ord("{")) | (first == ord("-")) | (rows[:, 1:24] == ord("=")).any(axis=1)
+    keyed = (
+        (first == ord("{"))
+        | (first == ord("-"))
+        | (first == ord("["))
+        | (rows[:, 1:24] == ord("=")).any(axis=1)
+    )
     some = np.flatnonzero(keyed & ~begins)
     one = rows[some] - np.uint8(48) <= 9
     two = one[:, :-1] & one[:, 1:]
@@ -291,7 +317,7 @@ def _clock_times(look: Prefixes, which: Ints, arrivals: Ints) -> Ints:
     # No byte of the record before counts.
     outside = np.maximum(_BEFORE + 1 - column, 0).astype(np.uint8)
     np.copyto(before, 10, where=outside > _PLACES)
-    of_day, years = _time_of_day(texts), _years_behind(texts)
+    (of_day, width), years = _time_of_day(texts), _years_behind(texts)
     # Most lines have the date of the line before them, so each date is read once.
     change = np.ones(len(found), np.bool_)
     change[1:] = _differ(before).any(axis=0) | _differ(arrived) | _differ(years)
@@ -299,10 +325,11 @@ def _clock_times(look: Prefixes, which: Ints, arrivals: Ints) -> Ints:
     value = dates.midnights()[np.cumsum(change) - 1]
     opened = (column == 2) & ((before[-1] == ord("[")) | (before[-1] == ord("(")))
     alone = np.flatnonzero((value == NO_TIME) & ((column == 1) | opened))
-    value += np.where(value == NO_TIME, 0, of_day)
-    value[alone] = _nearest_day(arrived[alone], of_day[alone])
-    web = np.flatnonzero((before[-1] == ord(":")) & (value != NO_TIME))
-    value[web] -= _zones(texts[:, web])
+    shifted = _shifted(of_day, of_day // _HOUR, look.flat, found + width)
+    known = (value != NO_TIME) & (shifted != NO_TIME)
+    value = np.where(known, value + shifted, NO_TIME)
+    alone = alone[shifted[alone] != NO_TIME]
+    value[alone] = _nearest_day(arrived[alone], shifted[alone])
     times[places[row]] = np.where(in_range(value), value, NO_TIME)
     return times
 
@@ -332,18 +359,12 @@ def _first_clocks(look: Prefixes, wanted: Bools) -> Ints:
     return first
 
 
-def _time_of_day(texts: Bytes) -> Ints:
-    """Microseconds since midnight of `HH:MM:SS`, with a fraction of up to six digits."""
+def _time_of_day(texts: Bytes) -> tuple[Ints, Ints]:
+    """Microseconds since midnight of `HH:MM:SS`, with a fraction of up to six digits; its bytes."""
     digits = texts - np.uint8(48)
-    hours = digits[0] * np.uint8(10) + digits[1]
-    half, alone = texts[_CLOCK_BYTES + 1], texts[_CLOCK_BYTES + 2] == ord("M")
-    alone &= (texts[_CLOCK_BYTES] == ord(" ")) & (hours <= _NOON)
-    if alone.any():
-        alone &= ~is_word(texts[_CLOCK_BYTES + 3])
-        hours[alone & (hours == _NOON) & ((half == ord("A")) | (half == ord("P")))] = 0
-        hours[alone & (half == ord("P"))] += _NOON
-    minutes = hours * np.int64(60) + (digits[3] * np.uint8(10) + digits[4])
+    minutes = (digits[0] * np.int64(10) + digits[1]) * 60 + (digits[3] * np.uint8(10) + digits[4])
     value: Ints = (minutes * 60 + (digits[6] * np.uint8(10) + digits[7])) * _SECOND
+    width = np.full(texts.shape[1], _CLOCK_BYTES)
     going = (texts[_CLOCK_BYTES] == ord(".")) | (texts[_CLOCK_BYTES] == ord(","))
     unit = _SECOND
     for place in range(_CLOCK_BYTES + 1, _CLOCK_BYTES + 1 + _SHORT_DIGITS):
@@ -352,7 +373,8 @@ def _time_of_day(texts: Bytes) -> Ints:
             break
         unit //= 10
         value += (digits[place] * going) * np.int64(unit)
-    return value
+        width[going] = place + 1
+    return value, width
 
 
 def _number(texts: Bytes, places: Sequence[int]) -> Ints:
@@ -462,12 +484,10 @@ class _Dates:
             yield dotted, _whole(_digits(*year), _digits(*month), _digits(*day))
 
     def _either(self, year: _Part, one: _Part, other: _Part) -> _Days:
-        """Day and month in either order: the one that is a date, or is nearer to the arrival."""
-        return lambda rows, dates: _nearest(
-            [
-                _on(year(dates), other(dates), one(dates)),
-                _on(year(dates), one(dates), other(dates)),
-            ],
+        """Day and month in either order: the one that is a date, or that alone is near arrival."""
+        return lambda rows, dates: _only(
+            _on(year(dates), other(dates), one(dates)),
+            _on(year(dates), one(dates), other(dates)),
             self.arrived[rows],
         )
 
@@ -492,9 +512,10 @@ def _month(place: int) -> _Part:
 def _years_behind(texts: Bytes) -> Ints:
     """The years behind clocks, as in `Sun Nov 29 10:00:00 2026`, 0 without one."""
     years = np.zeros(texts.shape[1], np.int64)
-    for place in (_CLOCK_BYTES, _CLOCK_BYTES + 1 + _SHORT_DIGITS):
+    zoned = (texts[_CLOCK_BYTES + 1 : _CLOCK_BYTES + 4] - np.uint8(65) < 26).all(axis=0)  # UTC
+    for place, may in zip(_PLACES_OF_YEARS, (True, True, zoned, zoned), strict=True):
         first = texts[place + 1]
-        dated = (texts[place] == ord(" ")) & ((first == ord("1")) | (first == ord("2")))
+        dated = (texts[place] == ord(" ")) & ((first == ord("1")) | (first == ord("2"))) & may
         rows = np.flatnonzero(dated)
         if len(rows) == 0:
             continue
@@ -507,22 +528,11 @@ def _years_behind(texts: Bytes) -> Ints:
     return years
 
 
-def _zones(texts: Bytes) -> Ints:
-    """Microseconds by which ` +hhmm` after a web server's time is ahead of UTC."""
-    digits = (texts[_CLOCK_BYTES + 2 : _CLOCK_BYTES + 6] - np.uint8(48)).astype(np.int64)
-    sign = texts[_CLOCK_BYTES + 1]
-    zoned = (sign == ord("+")) | (sign == ord("-"))
-    zoned &= digits.max(axis=0, initial=0) <= 9
-    minutes = (digits[0] * 10 + digits[1]) * 60 + digits[2] * 10 + digits[3]
-    ahead: Ints = np.where(zoned, np.where(sign == ord("-"), -minutes, minutes), 0) * _MINUTE
-    return ahead
-
-
 def _months(letters: Bytes) -> Ints:
     """The number of each month by its first three letters, 0 for other letters."""
     lowered = (letters | 32).astype(np.int64)
     codes = (lowered[0] << 16) | (lowered[1] << 8) | lowered[2]
-    place = np.searchsorted(_CODES, codes, sorter=_ORDER).clip(max=len(_MONTHS) - 1)
+    place = np.searchsorted(_CODES, codes, sorter=_ORDER).clip(max=len(MONTHS) - 1)
     number = _ORDER[place]
     return np.where(_CODES[number] == codes, number + 1, 0)
 
@@ -549,6 +559,14 @@ def _nearest_year(month: Ints, day: Ints, arrived: Ints) -> Ints:
 def _nearest_day(arrived: Ints, of_day: Ints) -> Ints:
     midnight = arrived // _DAY * _DAY
     return _nearest([midnight + of_day + more for more in (0, -_DAY, _DAY)], arrived)
+
+
+def _only(one: Ints, other: Ints, arrived: Ints) -> Ints:
+    """Of two midnights the one that is a date; of two dates the one near the arrival."""
+    near, far = (np.abs(time - arrived) < _NEAR for time in (one, other))
+    single = (one == NO_TIME) | (other == NO_TIME) | (one == other)
+    chosen = np.where(near, one, np.where(far, other, NO_TIME))
+    return np.where(single, np.maximum(one, other), np.where(near & far, NO_TIME, chosen))
 
 
 def _nearest(times: list[Ints], arrived: Ints) -> Ints:

@@ -12,7 +12,9 @@ from tests.batches import Entry, MemoryBatches, make_batches
 PIECES = (
     "2024-02-29 12:34:56", "2023-02-29T12:34:56", "2024-13-01 00:00:00", "0000-01-01 00:00:00",
     "2024/01/02 03:04:05", "9999-12-31 23:59:59", ".123", ",123456789", ".9", "Z", "+01:00",
-    "-0530", "+99:99", "INFO", "WARN", "WARNING", "ERROR", "error", "[info]", "[Error", "level=",
+    "-0530", "+99:99",
+    "CET", "CST", "PM", " +0100", "9:05:01", "11/29/2026 ", "INFO", "WARN",
+    "WARNING", "ERROR", "error", "[info]", "[Error", "level=",
     "debug", '"level": "', '"', "severity:", "CRITICAL", "FATAL", "TRACES", "XDEBUG", "SEVERE",
     "notice", ", Info", "\r", " ", "  ", ":", "[", "]", "=", "\t", "x", "é", "🙂", "\x00",
     "\x1b[32m", "\x1b[0m", "\x1b[1;31m", "\x1b", "[error   ]", "[info  ", "\x1b[0m]",

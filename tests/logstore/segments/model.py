@@ -20,13 +20,14 @@ from tailrace.logstore.segments.levels import (
     find_levels_of,
     prefixes,
 )
+from tailrace.logstore.segments.rare_times import shift_of
 from tailrace.logstore.segments.times import NO_TIME, find_short_times
 from tests.batches import MemoryBatches
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TIME = re.compile(
     rb"(\d{4})([-/])(\d\d)\2(\d\d)[ T](\d\d):(\d\d):(\d\d)"
-    rb"(?:[.,](\d{1,9}))?(?:([+-])(\d\d):?(\d\d))?"
+    rb"(?:[.,](\d{1,9}))?"
 )
 COLOUR = re.compile(rb"\x1b\[[0-9;:?]*[A-Za-z]")
 
@@ -58,8 +59,13 @@ def time_of(line: bytes) -> int | None:
             continue
         value = _micros(match)
         if value is not None:
-            return value
+            shift = shift_of(line[match.end() :], int(match[5]))
+            return value + shift if shift is not None and in_range(value + shift) else None
     return None
+
+
+def in_range(value: int) -> bool:
+    return -2_208_988_800_000_000 <= value <= 253_402_300_799_999_999
 
 
 def short_time_of(line: bytes, arrival: int) -> int | None:
@@ -77,10 +83,7 @@ def _micros(match: re.Match[bytes]) -> int | None:
         return None
     value = (moment - EPOCH) // timedelta(microseconds=1)
     value += int((match[8] or b"0").ljust(9, b"0")) // 1000
-    if match[9] and int(match[10]) < 24 and int(match[11]) < 60:
-        offset = (int(match[10]) * 60 + int(match[11])) * 60_000_000
-        value -= offset if match[9] == b"+" else -offset
-    return value if -2_208_988_800_000_000 <= value <= 253_402_300_799_999_999 else None
+    return value if in_range(value) else None
 
 
 def level_of(line: bytes) -> str | None:
