@@ -66,7 +66,7 @@ from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -115,9 +115,63 @@ def encode_meta(meta: RecordMeta | None) -> bytes:
 
 
 def decode_meta(data: bytes) -> RecordMeta:
-    """Decodes the output of `encode_meta`."""
-    ends, ts, levels, attributes = orjson.loads(data)
-    return RecordMeta(ends, ts, levels, attributes)
+    """Decodes the output of `encode_meta`, each column when it is asked for."""
+    return _EncodedMeta(data)
+
+
+class _EncodedMeta(RecordMeta):
+    """Metadata of which a reader mostly needs one column."""
+
+    __slots__ = ("_columns",)
+    _columns: list[Any]
+    """Each is encoded until it is asked for."""
+
+    def __init__(self, data: bytes) -> None:
+        # Numbers, numbers and levels come first: none of them has these bytes in it.
+        second = data.index(_BETWEEN, 1) + 2
+        third = data.index(_BETWEEN, second) + 2
+        fourth = data.index(_BETWEEN, third) + 2
+        edges = (data[1 : second - 1], data[second : third - 1], data[third : fourth - 1])
+        object.__setattr__(self, "_columns", [*edges, data[fourth:-1]])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RecordMeta):
+            return NotImplemented
+        mine, others = (
+            (meta.ends, meta.ts, meta.levels, meta.attributes) for meta in (self, other)
+        )
+        return mine == others
+
+    __hash__ = RecordMeta.__hash__
+
+    def _column(self, number: int) -> Any:
+        found = self._columns[number]
+        if isinstance(found, bytes):
+            found = self._columns[number] = orjson.loads(found)
+        return found
+
+    @property
+    def ends(self) -> Sequence[int]:
+        found: Sequence[int] = self._column(0)
+        return found
+
+    @property
+    def ts(self) -> Sequence[int | None]:
+        found: Sequence[int | None] = self._column(1)
+        return found
+
+    @property
+    def levels(self) -> Sequence[str | None]:
+        found: Sequence[str | None] = self._column(2)
+        return found
+
+    @property
+    def attributes(self) -> Sequence[Mapping[str, str] | None]:
+        found: Sequence[Mapping[str, str] | None] = self._column(3)
+        return found
+
+
+_BETWEEN = b"],["
 
 
 def encode_attributes(attributes: Mapping[str, str]) -> bytes:
