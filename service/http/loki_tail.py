@@ -25,11 +25,6 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
-from wsproto.connection import Connection as WebSocket
-from wsproto.connection import ConnectionType
-from wsproto.events import CloseConnection, Ping, TextMessage
-from wsproto.frame_protocol import CloseReason
-from wsproto.utilities import generate_accept_token
 
 from service.http import sse
 from service.http.api import NodeApi
@@ -59,6 +54,8 @@ from tailrace.logstore.errors import InvalidInput, TailraceError, with_hint
 from tailrace.logstore.search.conditions import required
 
 if TYPE_CHECKING:
+    from wsproto.events import CloseConnection
+
     from service.query.logql_lines import LogLine
     from tailrace.logstore.search.logql import Stage
 
@@ -187,8 +184,11 @@ def _gap(gap: Gap, now_ms: int) -> bytes:
 
 
 def _message(body: Mapping[str, Any]) -> bytes:
+    from wsproto.connection import Connection, ConnectionType
+    from wsproto.events import TextMessage
+
     whole = TextMessage(data=orjson.dumps(body).decode())
-    return WebSocket(ConnectionType.SERVER).send(whole)
+    return Connection(ConnectionType.SERVER).send(whole)
 
 
 class LokiTail(Response):
@@ -203,6 +203,9 @@ class LokiTail(Response):
         counters: HttpCounters,
         clock: Clock,
     ) -> None:
+        # Imported here: a node that nobody follows so runs without the library.
+        from wsproto.connection import Connection, ConnectionType
+
         super().__init__()
         self._reader = reader
         self._messages = messages
@@ -210,11 +213,13 @@ class LokiTail(Response):
         self._node = node
         self._counters = counters
         self._clock = clock
-        self._socket = WebSocket(ConnectionType.SERVER)
+        self._socket = Connection(ConnectionType.SERVER)
         self._watcher: Watcher | None = None
         self._farewell = b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        from wsproto.utilities import generate_accept_token
+
         try:
             self._connection: Any = scope[CONNECTION]
             send = self._connection.switch(send, self._take)
@@ -232,6 +237,9 @@ class LokiTail(Response):
             self._reader.close()
 
     async def _run(self, watcher: Watcher, send: Send) -> None:
+        from wsproto.events import CloseConnection, Ping
+        from wsproto.frame_protocol import CloseReason
+
         try:
             async with aclosing(self._reader.follow(watcher.wait)) as pieces:
                 async for piece in pieces:
@@ -250,6 +258,8 @@ class LokiTail(Response):
 
     def _take(self, data: bytes) -> None:
         """Answers the client's frames: it may ping and close, and its messages say nothing."""
+        from wsproto.events import CloseConnection, Ping
+
         if self._farewell:
             return
         self._socket.receive_data(data)

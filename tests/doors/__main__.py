@@ -3,6 +3,7 @@
     go SDK      OpenTelemetry's SDK for Go, built here
     collector   OpenTelemetry's collector, built by its builder, with kill -9 in the middle
     rsyslog     omelasticsearch with the configuration of docs/use/syslog.md, from Debian's packages
+    promtail    PROMTAIL_CLIENT: its client, built of promtail_client.go in Loki's module
     logcli      LOGCLI_BIN: query, labels, series, stats, volume, tail
 
 Each sent line is compared with the stored ones: none is lost, and none is stored twice. What this
@@ -161,9 +162,18 @@ def by_rsyslog(url: str, service: str, folder: Path) -> None:
     assert not (folder / "refused.json").exists(), (folder / "refused.json").read_text()[:1000]
 
 
+def by_promtail(url: str, service: str, _: Path) -> None:
+    """Promtail's client, in batches of 8 KiB as protobuf in snappy, which it sends until taken."""
+    binary = os.environ.get("PROMTAIL_CLIENT")
+    if binary is None:
+        raise NotHere("PROMTAIL_CLIENT does not name it")
+    _run([binary, url, str(COUNT), service])
+
+
 WRITERS: Sequence[tuple[str, Callable[[str, str, Path], None], int]] = (
     ("go SDK", by_go_sdk, 3),
     ("collector", by_collector, 3),
+    ("promtail", by_promtail, 3),
     ("rsyslog", by_rsyslog, 0),  # 8.2302 itself drops lines if a connection breaks
 )
 """What writes, and how many replies it loses."""
