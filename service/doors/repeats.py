@@ -29,6 +29,7 @@ import xxhash
 
 from service.doors.settings import DoorSettings
 from service.ingest.batch import AppendReceipt, IncomingBatch
+from service.runtime.concurrency import LoopTurns
 from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.clock import Clock
 from tailrace.logstore.errors import NodeNotReady
@@ -37,6 +38,8 @@ T = TypeVar("T")
 Append: TypeAlias = Callable[[IncomingBatch], Awaitable[AppendReceipt]]
 FindBefore: TypeAlias = Callable[[IncomingBatch, int], Awaitable[AppendReceipt | None]]
 _IDS_OF_A_BATCH: Final = 8
+_AT_ONCE: Final = 64
+"""Batches that begin between two looks at connections: a request has one for each of its runs."""
 
 
 class Recent(Generic[T]):
@@ -98,6 +101,7 @@ class Repeats:
         self._clock = clock
         self._seconds = settings.repeat_seconds
         self._start = clock.monotonic()
+        self._turns = LoopTurns(_AT_ONCE)
         self._batches: Recent[Storing] = Recent(
             settings.repeat_seconds, settings.repeats, clock.monotonic
         )
@@ -129,6 +133,7 @@ class Repeats:
             self._batches.drop(name, task)
 
     async def _store(self, batch: IncomingBatch, *, timed: bool) -> AppendReceipt:
+        await self._turns.take()
         if timed and self._clock.monotonic() - self._start < self._seconds:
             since_ms = self._clock.now_ms() - round(self._seconds * 1000)
             before = await self._before(batch, since_ms)

@@ -150,11 +150,13 @@ class DoorRoutes:
         """Reads, decodes and stores what a request brings; None if its client left."""
         if not await self._read(door, request, first, receive, share):
             return None
-        records = await self._decode(door, request)
-        while door.stale(records):
+        while True:
             records = await self._decode(door, request)
+            # Before the look: others may store the same documents while this one waits for room.
+            await share.reserve(max(records.reply_bytes - share.held, 0))
+            if not door.stale(records):
+                break
         request.body = b""
-        await share.reserve(max(records.reply_bytes - share.held, 0))
         return await self._store(door, request, records, scope)
 
     async def _read(

@@ -52,7 +52,8 @@ MAX_BYTES = 1 << 20
 MAX_VALUES = 20_000
 MAX_DEPTH = 100
 _HINT = "Send one JSON object of at most 1 MiB."
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+# Also without its end: from each later quote the search for an end would go through all the rest.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.?)*+"?', re.DOTALL)
 # `[` and `{` differ by one bit, and so do the brackets that close.
 _ONE_BIT, _OPEN, _CLOSE = 0x20, ord("{"), ord("}")
 

@@ -1,10 +1,14 @@
-"""Runs uvicorn: one process, one loop, CORS, and connections handed over between workers.
+"""Runs uvicorn: one process, one loop, CORS, TLS, and connections handed over between workers.
 
 The configuration has nothing that slows an append.
 
 CORS: a page of an origin in `server.cors_origins` may read replies; without the setting no page of
 another origin may. Such a page sends a token as a header, as every client does. It may not use
 cookies and other credentials of the browser. The fast path never gets such a request.
+
+TLS is asyncio's own protocol, written in Python, with buffers of `_TLS_BYTES`. uvloop's has buffers
+of 256 KiB: a connection that sends a large body would take 0.8 MB, which no budget counts. A client
+that is in its handshake counts as a connection, and has the time of a head.
 
 Workers of a service accept from one socket, and the kernel chooses the worker of a connection. The
 batches of a run that come by many connections would be spread over all workers: still complete, but
@@ -24,12 +28,14 @@ import asyncio
 import socket
 import ssl
 import zlib
+from asyncio.sslproto import SSLProtocol
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from mmap import mmap
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 import uvicorn
 from starlette.middleware.cors import CORSMiddleware
@@ -37,7 +43,7 @@ from starlette.types import ASGIApp
 from uvicorn.config import Config
 
 from service.http.app import Application
-from service.http.body import Clients
+from service.http.body import Clients, peer_of
 from service.http.connection import Connection, watch
 from service.http.fast_path import fast_path
 from service.http.targets import run_of
@@ -63,6 +69,66 @@ def with_cors(app: Any, origins: Sequence[str]) -> ASGIApp:
         expose_headers=("*",),
         max_age=_REMEMBERED_SECONDS,
     )
+
+
+# --- TLS ----------------------------------------------------------------------------------------
+
+
+_TLS_BYTES: Final = 32 << 10
+"""What is read at once from a connection with TLS; a record has at most 16 KiB."""
+Connected: TypeAlias = Callable[..., asyncio.BaseProtocol]
+
+
+class TlsConnection(SSLProtocol):
+    """TLS of one connection, in small buffers; `clients` counts it during its handshake."""
+
+    max_size = _TLS_BYTES
+
+    def __init__(
+        self, connection: asyncio.BaseProtocol, clients: Clients, tls: ssl.SSLContext
+    ) -> None:
+        super().__init__(
+            asyncio.get_running_loop(),
+            connection,
+            tls,
+            None,  # type: ignore[arg-type]  # no task waits for the handshake
+            server_side=True,
+            ssl_handshake_timeout=ceil(clients.settings.server.header_timeout_seconds),
+        )
+        self._set_read_buffer_limits(_TLS_BYTES)  # type: ignore[attr-defined]  # in no stub
+        self._clients = clients
+        self._peer: str | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begins the handshake, or closes the connection if it is one too many."""
+        peer = peer_of(transport.get_extra_info("peername"))
+        if self._clients.enter(peer) is not None:
+            self._clients.counters.connections_refused += 1
+            cast("asyncio.Transport", transport).abort()
+            return
+        self._peer = peer
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Counts the connection as closed."""
+        self._leave()
+        super().connection_lost(exc)
+
+    def _on_handshake_complete(self, handshake_exc: BaseException | None) -> None:
+        self._leave()  # the connection of HTTP counts itself
+        super()._on_handshake_complete(handshake_exc)
+
+    def _leave(self) -> None:
+        if self._peer is not None:
+            self._clients.leave(self._peer)
+            self._peer = None
+
+
+def with_tls(connected: Connected, clients: Clients, tls: ssl.SSLContext | None) -> Connected:
+    """Returns what makes the protocol of a connection, with TLS if there is a context for it."""
+    if tls is None:
+        return connected
+    return lambda *arguments, **named: TlsConnection(connected(*arguments, **named), clients, tls)
 
 
 # --- Handover of connections --------------------------------------------------------------------
@@ -107,15 +173,18 @@ class Sharing:
 
 
 class Handover:
-    """Accepts from the shared socket; `connected` makes the protocol of a connection."""
+    """Accepts from the shared socket; `connected` makes the protocol of a connection.
+
+    Without `peeks` (TLS) connections are not passed on.
+    """
 
     def __init__(
         self,
         sharing: Sharing,
         *,
-        connected: Callable[[], asyncio.Protocol],
+        connected: Connected,
         patience_seconds: float,
-        tls: ssl.SSLContext | None = None,
+        peeks: bool = True,
     ) -> None:
         self._number = sharing.number
         self._shared = sharing.shared
@@ -124,7 +193,7 @@ class Handover:
         self._serving = sharing.serving
         self._connected = connected
         self._patience = patience_seconds
-        self._tls = tls
+        self._peeks = peeks
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[socket.socket, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -168,7 +237,7 @@ class Handover:
                 )
                 return
             connection.setblocking(False)
-            if self._tls is None:
+            if self._peeks:
                 self._look(connection, waits=True)
             else:
                 self._serve(connection)
@@ -228,7 +297,7 @@ class Handover:
 
     async def _connect(self, connection: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(self._connected, connection, ssl=self._tls)
+            await self._loop.connect_accepted_socket(self._connected, connection)
         except OSError:  # the client is gone
             with suppress(OSError):
                 connection.close()
@@ -251,7 +320,7 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
-    def connected(self) -> asyncio.Protocol:
+    def connected(self) -> asyncio.BaseProtocol:
         """Returns the protocol of a connection that was accepted elsewhere."""
         return self.config.http_protocol_class(  # type: ignore[call-arg]
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
@@ -302,7 +371,10 @@ def configured(
     TLS is off, even if the settings have a certificate.
     """
     server = app.settings.server
+    connection: Connected
     connection = fast_path(app.append, clients) if quick else partial(Connection, clients)
+    if secured:
+        connection = with_tls(connection, clients, server.tls_context())
     return Config(
         cast("uvicorn._types.ASGIApplication", with_cors(app, items(server.cors_origins))),
         loop="none",
@@ -316,8 +388,6 @@ def configured(
         server_header=False,
         backlog=_BACKLOG,
         headers=[*_HEADERS, _TLS_ALONE] if server.tls_certificate else _HEADERS,
-        ssl_certfile=(server.tls_certificate or None) if secured else None,
-        ssl_keyfile=(server.tls_key or None) if secured else None,
         timeout_graceful_shutdown=max(1, round(stop_seconds)),
     )
 
@@ -347,11 +417,12 @@ async def serving(
         while not server.started and not task.done():  # noqa: ASYNC110 -- it is a plain flag
             await asyncio.sleep(0.001)
         if sharing is not None and server.started:
+            tls = app.settings.server.tls_context()
             handover = Handover(
                 sharing,
-                connected=server.connected,
+                connected=with_tls(server.connected, clients, None if secured else tls),
                 patience_seconds=patience,
-                tls=app.settings.server.tls_context(),
+                peeks=tls is None,
             )
             handover.start()
         yield task

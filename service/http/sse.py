@@ -104,7 +104,7 @@ _TEXT_ESCAPES = (
 )
 
 _BEFORE_ESCAPES = re.compile(
-    rb"\\+(?=[rvf0xu\r\x0b\x0c\x1c\x1d\x1e\x00]|\xc2\x85|\xe2\x80[\xa8\xa9])"
+    rb"(?<!\\)\\++(?=[rvf0xu\r\x0b\x0c\x1c\x1d\x1e\x00]|\xc2\x85|\xe2\x80[\xa8\xa9])"
 )
 """Backslashes that would be read as a part of an escape."""
 

@@ -549,7 +549,7 @@ MOST_COUNTED_FIELDS: Final = 4
 MAX_GROUPS: Final = 200_000
 COUNT_PARAMETERS: Final = frozenset((*SEARCH_PARAMETERS, "by", "limit"))
 
-_FIELD: Final = re.compile(r'((?:[^,"]|"(?:[^"\\]|\\.)*")+)(?:,|$)')
+_FIELD: Final = re.compile(r'((?:[^,"]++|"(?:[^"\\]++|\\.)*+")++)(?:,|$)')
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,6 +143,8 @@ def _bodies() -> dict[str, bytes]:
         "wide list": b'{"x":[' + b"1," * 400_000 + b"1]}",
         "values": b'{"runId":"r","x":[' + b"[]," * 19_000 + b"1]}",
         "quotes": b'{"a":"' + b'\\"' * 500_000,
+        "quotes in brackets": b"[" * 101 + b'\\"' * 490_000,
+        "lines of backslashes": (b"\\" * 300_000 + b"\n") * 3,
         "backslashes": b'{"a":"' + b"\\" * 1_000_001 + b'","b":' + deep(200) + b"}",
         "unclosed strings": b'"' * 999_999,
         "odd strings": b'["' + b'",["' * 200_000,

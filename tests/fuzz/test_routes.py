@@ -61,6 +61,9 @@ def process(tmp_path: Path) -> Iterator[ServiceProcess]:
     process.settings |= {name: str(size) for name, size in BUDGETS.items()}
     for name in ("INGEST__MAX_TEXT_BYTES", "FLUSH__SEGMENT_BYTES"):
         process.settings[f"TAILRACE_{name}"] = str(LARGEST)
+    if SECONDS:
+        watch = str(Path(__file__).with_name("held"))
+        process.settings |= {"PYTHONPATH": watch, "FUZZ_HELD": str(tmp_path / "held")}
     process.start()
     _prepare(process)
     yield process
@@ -76,6 +79,8 @@ def test_every_route_takes_what_no_client_sends(process: ServiceProcess) -> None
         attack.run()
     grown = memory.most - memory.before
     print(f"{attack.shots} requests: {attack.statuses}; {probe.waits}; {grown >> 20} MiB")
+    held = process.data.with_name("held")
+    print(held.read_text() if held.exists() else "")
     assert attack.defects == [], "\n".join(attack.defects)
     assert process.running, process.output()
     assert "Traceback" not in process.output(), process.output()

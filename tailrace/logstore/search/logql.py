@@ -292,13 +292,14 @@ _UNITS: Final = {
     "y": 31_536_000_000_000_000,
 }
 _STEP: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|[smhdwy])")
+_LONGEST_AMOUNT: Final = 100
+"""Characters of a duration or of an amount of bytes; a number of more is none of them."""
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _BYTES: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kKmMgGtTpP]?)(i?)[bB]?")
 _ESCAPE: Final = re.compile(
     r"""\\(?:([abfnrtv\\"'])|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-7]{3}))"""
 )
 _ESCAPED: Final = dict(zip("abfnrtv\\\"'", "\a\b\f\n\r\t\v\\\"'", strict=True))
-_TEMPLATE: Final = re.compile(r"\{\{-?\s*(.*?)\s*-?\}\}", re.DOTALL)
 _TEMPLATE_LABEL: Final = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]*)|__line__")
 
 
@@ -326,6 +327,8 @@ def duration_ns(text: str) -> int | None:
     """Returns the nanoseconds of a duration such as 1h30m; None if the text is none."""
     if text == "0":
         return 0
+    if len(text) > _LONGEST_AMOUNT:
+        return None
     sign, text = (-1, text[1:]) if text[:1] == "-" else (1, text.removeprefix("+"))
     parts = list(_STEP.finditer(text))
     if not parts or "".join([part[0] for part in parts]) != text:
@@ -335,7 +338,7 @@ def duration_ns(text: str) -> int | None:
 
 def bytes_of(text: str) -> int | None:
     """Returns the bytes of an amount such as 1.5KiB; None if the text is none."""
-    found = _BYTES.fullmatch(text.strip())
+    found = _BYTES.fullmatch(text.strip()) if len(text) <= _LONGEST_AMOUNT else None
     if found is None:
         return None
     base = 1024 if found[3] else 1000
@@ -577,17 +580,22 @@ def _unquoted(token: Token) -> str:
 
 
 def _template(token: Token) -> Iterator[str | TemplateLabel]:
-    text, at = _unquoted(token), 0
-    for found in _TEMPLATE.finditer(text):
-        yield text[at : found.start()]
-        at = found.end()
-        label = _TEMPLATE_LABEL.fullmatch(found[1])
+    text = _unquoted(token)
+    while True:
+        before, _, rest = text.partition("{{")
+        inner, end, after = rest.partition("}}")
+        if not end:
+            yield text
+            return
+        yield before
+        name = inner.removeprefix("-").removesuffix("-").strip()
+        label = _TEMPLATE_LABEL.fullmatch(name)
         if label is None:
             raise _refused(
-                token, f"{{{{{found[1][:80]}}}}}", "Use only labels in a template: {{.name}}."
+                token, f"{{{{{name[:80]}}}}}", "Use only labels in a template: {{.name}}."
             )
         yield TemplateLabel(label[1] or "__line__")
-    yield text[at:]
+        text = after
 
 
 def _refused(token: Token, name: str, instead: str) -> InvalidInput:

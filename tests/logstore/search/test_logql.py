@@ -117,7 +117,8 @@ def test_errors_name_their_place(query: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "nanoseconds"),
     [("1h30m", 5_400_000_000_000), ("-5s", -5_000_000_000), ("1.5ms", 1_500_000), ("0", 0),
-     ("2d", 172_800_000_000_000), ("", None), ("5", None), ("5x", None), ("m5", None)],
+     ("2d", 172_800_000_000_000), ("", None), ("5", None), ("5x", None), ("m5", None),
+     ("9" * 400 + "h", None), ("9" * 60_000, None)],
 )  # fmt: skip
 def test_durations(text: str, nanoseconds: int | None) -> None:
     assert duration_ns(text) == nanoseconds
@@ -126,7 +127,8 @@ def test_durations(text: str, nanoseconds: int | None) -> None:
 @pytest.mark.parametrize(
     ("text", "size"),
     [("10KB", 10_000), ("1.5KiB", 1_536), ("2000", 2_000), ("1 mb", 1_000_000), ("3Gi", 3 << 30),
-     ("many", None), ("", None), ("1e3", None)],
+     ("many", None), ("", None), ("1e3", None),
+     ("9" * 400 + "KiB", None)],
 )  # fmt: skip
 def test_amounts_of_bytes(text: str, size: int | None) -> None:
     assert bytes_of(text) == size

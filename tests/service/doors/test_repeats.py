@@ -9,7 +9,7 @@ import pytest
 
 from service.doors.repeats import Recent, Repeats
 from service.doors.settings import DoorSettings
-from service.ingest.batch import IncomingBatch
+from service.ingest.batch import AppendReceipt, IncomingBatch
 from service.journal.format import encode_meta
 from tailrace.logstore.batch import RecordMeta
 from tailrace.logstore.errors import JournalFull, TailraceError
@@ -88,6 +88,28 @@ async def test_a_repeat_of_a_batch_in_progress_waits_for_it() -> None:
     gated.syncer.gate.set()
     assert [(await task).duplicate for task in (first, again)] == [False, True]
     assert gated.texts() == [b"one\n"]
+
+
+async def test_the_batches_of_a_request_with_many_runs_begin_in_many_turns_of_the_loop() -> None:
+    gated = GatedAppender()
+    begun = 0
+
+    async def append(given: IncomingBatch) -> AppendReceipt:
+        nonlocal begun
+        begun += 1
+        return await gated.appender.append(given)
+
+    door = Repeats(append, gated.appender.find_repeat, gated.rig.clock, SETTINGS)
+    batches = [replace(sent(), key=sent().key._replace(run=str(n))) for n in range(1000)]
+    tasks = [door.append(each, timed=True) for each in batches]
+    most = 0
+    while begun < len(batches):
+        before = begun
+        await asyncio.sleep(0)
+        most = max(most, begun - before)
+    assert most <= 64
+    await asyncio.wait(tasks)
+    assert len(gated.texts()) == len(batches)
 
 
 async def test_a_refused_batch_is_stored_when_it_is_sent_again() -> None:
