@@ -26,7 +26,7 @@ export class ChangedBar {
   constructor(private readonly fqn: string, private readonly run: string, private readonly owner: Owner) {
     const button = (label: string, title: string, act: () => void): HTMLElement =>
       h("button", { type: "button", title, "aria-label": label.length > 1 ? undefined : title, onclick: act }, label);
-    this.steps = h("span", { class: "steps", hidden: true }, button("↑", "New line before (C)", () => this.step(false)), button("↓", "Next new line (c)", () => this.step(true)));
+    this.steps = h("span", { class: "steps", hidden: true }, button("↑", "Previous new line (C)", () => this.step(false)), button("↓", "Next new line (c)", () => this.step(true)));
     this.element = h("section", { class: "changed", hidden: true, "aria-label": "New since the last successful run" }, h("div", { class: "line" }, this.said, this.steps, h("span", { class: "space" }), button("Compare again", "Read both runs again", () => void this.compare()), button("✕", "Close (Esc)", () => this.close())), this.list);
   }
 

@@ -43,7 +43,7 @@ export class FindBar {
       { class: "find", role: "search", hidden: true, onsubmit: (event: Event) => event.preventDefault() },
       this.input,
       this.mode,
-      button("↑", "Match before (Shift-Enter, N)", () => this.step(false)),
+      button("↑", "Previous match (Shift-Enter, N)", () => this.step(false)),
       button("↓", "Next match (Enter, n)", () => this.step(true)),
       this.said,
       button("Only matches", "List only matches", () => this.only()),

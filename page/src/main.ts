@@ -16,7 +16,7 @@ interface Shown {
 
 const KEYS: [string, string][] = [
   ["/ or Ctrl-F", "find"],
-  ["n, N", "next match, match before"],
+  ["n, N", "next match, previous match"],
   ["e, E", "first error, last error"],
   ["f or p", "follow the end, or stop following"],
   ["g or Home", "to the first line"],
@@ -67,7 +67,7 @@ function keys(): void {
 function ask(refused: boolean): Promise<string> {
   return new Promise((resolve) => {
     const input = h("input", { type: "password", name: "token", required: true, autocomplete: "off", "aria-label": "Token" });
-    const form = h("form", { method: "dialog" }, h("h2", {}, "This service asks for a token"), h("p", {}, refused ? "It did not take the last one. It may have expired: paste another." : "Paste yours. It is kept for this tab only, until you close it."), input, h("button", { type: "submit", class: "primary" }, "Log in"), h("p", { class: "note" }, "The service's operator makes tokens with “tailrace token make”. Reading logs needs the scope read."));
+    const form = h("form", { method: "dialog" }, h("h2", {}, "This service asks for a token"), h("p", {}, refused ? "It refused the last token, which may have expired. Paste another one." : "Paste your token. It is kept for this tab only, until you close it."), input, h("button", { type: "submit", class: "primary" }, "Log in"), h("p", { class: "note" }, "The service's operator makes tokens with “tailrace token make”. Reading logs needs the scope read."));
     input.addEventListener("input", () => input.setCustomValidity(""));
     const dialog = h("dialog", { class: "details login", "aria-label": "Log in" }, form);
     dialog.addEventListener("cancel", (event) => event.preventDefault());

@@ -50,7 +50,7 @@ _Force = Annotated[bool, Query(description="Free it even while an owner holds it
 class LeaseRow(BaseModel):
     """A partition, or a named lease of nodes and runs. Times are milliseconds of its store's clock.
 
-    `lag_seconds` is for how long the work is due and not done; null if none is due. `held` says
+    `lag_seconds` is how long the work has been due; null if none is due. `held` says
     whether an owner has it: acting on it then needs `force`.
     """
 
@@ -236,10 +236,10 @@ _Appender = Annotated[str, Query(description="The appender's name.")]
 
 
 class AppenderRow(BaseModel):
-    """A part of an appender as of its last checkpoint. Counts are since it began.
+    """A part of an appender, at its last checkpoint. Counts begin with its first start.
 
-    `lag_seconds` is for how long the oldest segment is stored that it has not read, `replay` the id
-    of the replay that it is in, `error` why it fails and is tried again.
+    `lag_seconds` is the age of the oldest stored segment that it has not read. `replay` is the id
+    of its running replay. `error` says why it fails; it is tried again.
     """
 
     pipeline: str
@@ -381,8 +381,8 @@ _LISTED_DELETIONS, _MOST_DELETIONS = 20, 200
 class DeletionRow(BaseModel):
     """A deletion of a run, or of a pipeline's runs if `run` is null; expired runs are deleted too.
 
-    `deleted`: no reader of Tailrace shows its lines. `purged`: nor has the table any. `erased`: no
-    place of the store, and no node's disk, has them. `left` are places that may still have some.
+    `deleted`: no reader of Tailrace shows its lines. `purged`: the table does not have them.
+    `erased`: no place of the store and no node's disk has them. `left`: places that may have some.
     """
 
     fqn: str

@@ -170,7 +170,7 @@ class PipelineList(BaseModel):
 
 
 class Deleted(BaseModel):
-    """The runs that a deletion removed, and the nodes that have not heard of it yet."""
+    """The runs that a deletion removed, and the nodes that do not know of it yet."""
 
     message: str
     runs: list[str]

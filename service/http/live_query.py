@@ -74,7 +74,7 @@ PARAMETERS_OF_STREAM: Final = frozenset((*_SEARCHED, *_OWN))
 _DESCRIPTION: Final = (
     "Server-sent events, one for each record of any run that matches, once it is acknowledged and "
     "the window is over, in the order of ULIDs. A record that was acknowledged later than that "
-    'comes when it comes, with `"late": true`. Each `id` is a cursor: with `Last-Event-ID` or '
+    'comes late, with `"late": true`. Each `id` is a cursor: with `Last-Event-ID` or '
     "`after` a client goes on there and gets each record once. An event `gap` says that records "
     "may be missing, and why; `silent` names the nodes that do not answer, whose newest records "
     "come once they do; `error` says why the stream ends."

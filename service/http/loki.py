@@ -287,9 +287,9 @@ _TIMES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "since": ("How long before `end` the time begins, instead of `start`.", {"type": "string"}),
 }
 QUERY: Final[dict[str, tuple[str, dict[str, Any]]]] = {
-    "query": ("LogQL; `docs/grafana.md` says what is supported.", {"type": "string"}),
+    "query": ("LogQL; `docs/use/grafana.md` says what is supported.", {"type": "string"}),
     "limit": (
-        "At most so many lines.",
+        "Maximum number of lines.",
         {"type": "integer", "minimum": 1, "maximum": MOST_LINES, "default": _DEFAULT_LINES},
     ),
     "direction": (

@@ -62,7 +62,7 @@ _SELECTOR: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 }
 _VOLUME: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     **_SELECTOR,
-    "limit": (f"At most so many volumes, and at most {_MOST_VOLUMES:,}.", _COUNT),
+    "limit": (f"Maximum number of volumes; at most {_MOST_VOLUMES:,}.", _COUNT),
     "targetLabels": ("Labels to sum up by; else those of the selector.", {"type": "string"}),
     "aggregateBy": (
         "By values of labels, or by the labels alone.",
@@ -71,8 +71,8 @@ _VOLUME: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 }
 _FIELDS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     **_SELECTOR,
-    "line_limit": ("Look at so many of the newest lines.", {**_COUNT, "maximum": 5_000}),
-    "limit": ("At most so many fields or values.", {**_COUNT, "maximum": 5_000}),
+    "line_limit": ("Number of the newest lines to examine.", {**_COUNT, "maximum": 5_000}),
+    "limit": ("Maximum number of fields or values.", {**_COUNT, "maximum": 5_000}),
 }
 
 
@@ -164,21 +164,22 @@ def _add_starts(routes: APIRouter, node: NodeApi) -> None:
             return PlainTextResponse("ready\n")
         return PlainTextResponse("; ".join(node.problems()) or "not ready", 503)
 
-    text = {"200": {"description": "It is.", "content": {"text/plain": {}}}}
+    text = {"200": {"description": "The node is ready.", "content": {"text/plain": {}}}}
     for path, answer, summary, shown in (
         (
             f"{PREFIX}/status/buildinfo",
             build,
-            "Tell which version of Loki's API this is",
+            "Show which version of Loki's API this is",
             operation(f"The version is {API_VERSION}: answers follow it."),
         ),
         (
             "/ready",
             ready,
-            "Tell whether the node is ready, as Loki does",
+            "Show whether the node is ready, as Loki does",
             operation(
                 "As `/health/ready`, in one line of text.",
-                responses=text | {"503": {"description": "It is not; the text says why."}},
+                responses=text
+                | {"503": {"description": "The node is not ready; the text says why."}},
             ),
         ),
     ):

@@ -326,7 +326,7 @@ async def whole_text(node: NodeApi, key: RunKey, *, held: bool = False) -> Async
 
 
 class LogPage(BaseModel):
-    """Lines joined by newlines, without one behind the last."""
+    """Lines joined by newlines, without one after the last."""
 
     logs: str
     after: str | None

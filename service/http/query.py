@@ -316,7 +316,7 @@ PARAMETERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "stats_only": (
         (
             "Only the stats: how much was searched, how many records match. Lines that continue a "
-            "record (`carried`) do not count beside it, unless the search asks for text."
+            "record (`carried`) do not count separately, unless the search asks for text."
         ),
         {"type": "boolean", "default": False},
     ),

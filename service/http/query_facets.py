@@ -99,7 +99,7 @@ _RESULT: Final = {
 HISTOGRAM_OPENAPI: Final[dict[str, Any]] = {
     "description": (
         "Each record is counted once, by the time of its ULID, or with `time=ts` by its own. "
-        "Lines that continue a record (`carried`) do not count beside it, unless the search asks "
+        "Lines that continue a record (`carried`) do not count separately, unless the search asks "
         "for text: a traceback is one error. "
         "Buckets begin at multiples of the step since the epoch (UTC), the empty ones are there, "
         "and `from` and `to` may cut the first and the last one."
@@ -211,7 +211,7 @@ _VALUE: Final = {
     "required": ["value", "text", "records"],
     "properties": {
         "value": {"type": "string", "description": "Name as `q` takes it, with quotes if needed."},
-        "text": {"type": "string", "description": "As it is."},
+        "text": {"type": "string", "description": "The value without quotes."},
         "records": {"type": "integer", "description": "Number of records that have it."},
     },
 }
@@ -377,7 +377,7 @@ _SCHEMA: Final = {
 COUNT_OPENAPI: Final[dict[str, Any]] = {
     "description": (
         "Each record that matches is counted once, whatever their number. Lines that continue a "
-        "record (`carried`) do not count beside it, unless the search asks for text. The most "
+        "record (`carried`) do not count separately, unless the search asks for text. The most "
         "frequent "
         f"combinations come first. More than {MAX_GROUPS} of them are refused with 422."
     ),

@@ -17,7 +17,7 @@ from tailrace.logstore.clock import rfc3339
 
 
 class NextSegment(BaseModel):
-    """A segment that is leased to whoever asked."""
+    """A segment that is leased to the caller."""
 
     id: str
     url: str
@@ -59,7 +59,7 @@ class Done(BaseModel):
 
 
 class SegmentState(BaseModel):
-    """What a segment is to a group."""
+    """The state of a segment in a group."""
 
     state: str
     """`new`, `leased`, `waiting` (to be tried again), `failed`, `committed`, or `evicted`."""

@@ -161,7 +161,7 @@ _LEASED: Final[dict[int | str, dict[str, Any]]] = {
 _MAX_PAGE: Final = 1000
 
 Group = Annotated[str, Query(description="The consumer group.")]
-Epoch = Annotated[int, Query(description="Of the lease.")]
+Epoch = Annotated[int, Query(description="Epoch of the lease.")]
 
 
 def queue_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
@@ -231,7 +231,9 @@ def queue_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
         id: str,  # noqa: A002
         group: Group,
         epoch: Epoch,
-        reason: Annotated[str, Query(max_length=_REASON_CHARACTERS, description="Why.")] = "",
+        reason: Annotated[
+            str, Query(max_length=_REASON_CHARACTERS, description="The reason.")
+        ] = "",
     ) -> Done:
         name = parse_id(id)
         await queue().fail(group, name, epoch, reason)

@@ -83,9 +83,9 @@ HEARTBEAT_EVENT: Final = ServerSentEvent(comment="heartbeat", sep="\n")
 
 
 class Paging(BaseModel):
-    """Upstream's shape: the bounds as they were given, and how many there are.
+    """OpenMetadata's form: the given bounds, and the number of rows.
 
-    `next` is there if there is more: it is given as `next` for what follows.
+    If there are more rows, pass `next` as the parameter `next` to get them.
     """
 
     before: str | None = None

@@ -138,7 +138,7 @@ def verify_routes(verification: Verifier) -> APIRouter:
         repair: Annotated[
             bool,
             Query(
-                description="Quarantine damage, and restore what reads again; nothing is deleted."
+                description="Quarantine damaged segments, restore intact ones; nothing is deleted."
             ),
         ] = False,
     ) -> StreamingResponse:

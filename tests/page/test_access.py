@@ -74,7 +74,7 @@ def test_a_token_is_asked_for_sent_as_a_header_and_shows_its_pipelines_only(
     _log_in(page, "two words")
     assert page.get_by_label("Token").evaluate("field => field.validity.customError")
     _log_in(page, token_of("nobody"))
-    expect(page.get_by_text("It did not take the last one.")).to_be_visible()
+    expect(page.get_by_text("It refused the last token")).to_be_visible()
     _log_in(page, f"Bearer {SHOP}")
     expect(page.locator("a.main")).to_have_text(["shop.orders"])
     page.get_by_role("link", name="r", exact=True).click()
