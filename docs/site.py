@@ -1,7 +1,8 @@
-"""Hook of MkDocs: links to files outside `docs`, such as `openapi.yaml`, work on the site as well.
+"""Hooks of MkDocs for links out of `docs`, and for a search that needs no network.
 
-The site gets a copy of each such file below `files/`, so that the same relative link works in the
-repository and on the site.
+The site gets a copy of each linked file outside of `docs`, such as `openapi.yaml`, below `files/`.
+So the same relative link works in the repository and on the site. Pages that are opened as files
+load `search-from-files.js` in place of a script of another host.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 DOCS: Final = Path(__file__).parent
 ROOT: Final = DOCS.parent
+_SHIM: Final = "https://unpkg.com/iframe-worker/shim"
 _LINK: Final = re.compile(r"\]\(((?:\.\./)+[^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -40,3 +42,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"]({up}{copy})"
 
     return _LINK.sub(replace, markdown)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:  # noqa: ARG001
+    """Leads the page to the site's own script for a search from files."""
+    return output.replace(_SHIM, "../" * page.file.dest_uri.count("/") + "search-from-files.js")
+
+
+def on_post_template(output_content: str, template_name: str, config: MkDocsConfig) -> str:  # noqa: ARG001
+    """The same for pages that are no documents, such as `404.html`."""
+    return output_content.replace(_SHIM, "search-from-files.js")

@@ -67,7 +67,7 @@ def test_spark_that_does_not_start_holds_back_no_maintenance(due: Lake) -> None:
     assert report["error"].startswith("Spark does not start")
     assert (report["segments"], report["hours_expired"], report["segments_removed"]) == (0, 1, 1)
     assert due.keys(keys.SEGMENTS) == [keys.segment("a", 2)]
-    assert "ingesting broke off" in found.stderr
+    assert "ingesting failed" in found.stderr
 
 
 class Partly(LocalStore):

@@ -108,8 +108,8 @@ def test_a_file_that_is_no_plugin_is_named(tmp_path: Path, source: str) -> None:
 
 
 BAD_KINDS = {
-    "APPENDERS = {'x': 1}": "it needs `settings`",
-    "class X:\n    settings = dict\nAPPENDERS = {'x': X}": "must be a class that is derived from",
+    "APPENDERS = {'x': 1}": "have `settings`",
+    "class X:\n    settings = dict\nAPPENDERS = {'x': X}": "must be a class derived from",
     "from tailrace.pipelines.section import Section\nclass X:\n    settings = Section\n"
     "    def start(self): ...\nAPPENDERS = {'x': X}": "it has no append, sync, saved, stop",
 }

@@ -140,7 +140,7 @@ def test_what_is_masked_is_masked_in_the_dead_letters_too(tmp_path: Path) -> Non
         ({"type": "mask", "rules": [], "to": {"type": "stdout"}}, "at least one rule"),
         (
             {"type": "mask", "rules": [{"pattern": "("}], "to": {"type": "stdout"}},
-            r"rules.0: the rule '\(' cannot be",
+            r"rules.0: the rule '\(' is invalid",
         ),
         (
             {
@@ -148,7 +148,7 @@ def test_what_is_masked_is_masked_in_the_dead_letters_too(tmp_path: Path) -> Non
                 "rules": [{"pattern": "a", "replace": r"\7"}],
                 "to": {"type": "stdout"},
             },
-            "the rule 'a' cannot be",
+            "the rule 'a' is invalid",
         ),
         (
             {
