@@ -34,6 +34,7 @@ from tailrace.logstore.batch import (
 from tailrace.logstore.cache import ENTRY_BYTES, Cache
 from tailrace.logstore.cas import write_until_known
 from tailrace.logstore.errors import Damaged, NotFound, PreconditionFailed, UnsupportedVersion
+from tailrace.logstore.keys import decode, encode
 from tailrace.logstore.objects.store import Body, ObjectInfo, ObjectPart, ObjectStore
 from tailrace.logstore.runs.chunk_index import (
     BLOCK,
@@ -54,6 +55,8 @@ _SPAN_BYTES = 60
 _TAIL_BYTES = 64 << 10
 PUT = "tailrace-put"
 """In the metadata of `logs.txt`: the ULID of the close that wrote it."""
+FIRST = "tailrace-first"
+"""In the metadata of a `logs.txt` that is put before the run has a manifest: `first_lines`."""
 
 
 class Moved(NotFound):
@@ -236,6 +239,19 @@ def goes_on(chunk: Chunk, logs: ObjectInfo) -> bool:
     An object of another writer does not have the metadata of a close.
     """
     return logs.etag == chunk.etag or (logs.size >= chunk.bytes and PUT in logs.metadata)
+
+
+def first_lines(chunk: Chunk) -> str:
+    """Returns the writer of the chunk's lines, and the position of the first of them."""
+    ((writer, (low, _)),) = chunk.writers.items()
+    return f"{low} {encode(writer)}"
+
+
+def parse_first_lines(text: str) -> tuple[str, int] | None:
+    """Returns writer and position; None if the text is not of `first_lines`."""
+    low, _, name = text.partition(" ")
+    writer = decode(name)
+    return None if writer is None or not low.isdecimal() else (writer, int(low))
 
 
 async def stored_directory(store: ObjectStore, index: ObjectInfo) -> Directory | None:

@@ -458,8 +458,16 @@ class Closer:
         Raises `TailraceError`; may be called again.
         """
         await self._flushed_through(pos)
-        flushed = await self._flusher.flush(key, end=pos)
+
+        async def seal(first: Manifest) -> Manifest:
+            closes = partial(_before, self._node, pos, self._parents)
+            asking = partial(self._asking, key, ())
+            return await self._sealer.seal_first(first, closes, asking) if wanted() else first
+
+        flushed = await self._flusher.flush(key, end=pos, seal=seal)
         manifest = flushed or (await self._manifests.get(key)).manifest
+        if await self._sealer.named(manifest):
+            return manifest
         ended = [*self._parents, WRITER, *await self._gone_writers(manifest)]
         asking = partial(self._asking, key, await self._lost_askers(manifest))
         async with self._locks.of(key):
@@ -574,6 +582,7 @@ class Closer:
         """Drops the state of a deleted run."""
         self._reopened.pop(key, None)
         self._closed.pop(key)
+        self._sealer.forget(key)
 
     async def run(self) -> None:
         """Closes reopened runs that are idle, until stopped."""

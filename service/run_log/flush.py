@@ -197,6 +197,15 @@ _LAST = 1.75
 which S3 would not copy into longer texts but have sent again (its limit is 5 MiB)."""
 
 
+SealFirst = Callable[[Manifest], Awaitable[Manifest]]
+"""Takes the first manifest of a run; returns the one that is put, which may name `logs.txt`."""
+
+
+async def leave_open(manifest: Manifest) -> Manifest:
+    """Seals nothing: a `SealFirst` for a flush that no close has asked for."""
+    return manifest
+
+
 @dataclass(slots=True)
 class _Made:
     """A chunk that was written, and its rows."""
@@ -241,10 +250,13 @@ class RunFlush:
         self.bytes_written = 0
         self.left_out = 0
 
-    async def flush(self, key: RunKey, pin: UnflushedPin, low: int, end: int) -> Manifest:
+    async def flush(
+        self, key: RunKey, pin: UnflushedPin, low: int, end: int, seal: SealFirst = leave_open
+    ) -> Manifest:
         """Flushes all new lines of the run below position `end`; none of them is below `low`.
 
-        Raises `Unavailable`, `OutcomeUnknown`, `Damaged`.
+        `seal` may close a run whose first manifest has all its lines. Raises `Unavailable`,
+        `OutcomeUnknown`, `Damaged`.
         """
         segments = self._backlog.now()
         # A presumed manifest that is older, or missing, only covers fewer lines.
@@ -252,10 +264,13 @@ class RunFlush:
         seen = await presume(key)
         sources = await self._backlog.sources(key, pin, segments, seen.manifest, low, end)
         for source in sources:
-            seen = await self._flush_source(key, source, seen)
+            only = seal if len(sources) == 1 else leave_open
+            seen = await self._flush_source(key, source, seen, only)
         return seen.manifest
 
-    async def _flush_source(self, key: RunKey, source: NewBatches, seen: Versioned) -> Versioned:
+    async def _flush_source(
+        self, key: RunKey, source: NewBatches, seen: Versioned, seal: SealFirst
+    ) -> Versioned:
         made: _Made | None = None
         while True:
             more = False
@@ -287,7 +302,8 @@ class RunFlush:
                 self.left_out += len(part) - len(kept)
                 copies = left_out([source], [part], [kept], horizon)
                 manifest = replace(manifest, copies=(*manifest.copies, *copies)[-MOST_COPIES:])
-                return self._with(manifest, source, part, made)
+                wanted = self._with(manifest, source, part, made)
+                return wanted if more or newest is not None else await seal(wanted)
 
             seen = await self._manifests.update_by(key, decide, seen=seen)
             if made is not None:
@@ -561,8 +577,13 @@ class Flusher:
         finally:
             del self._trying[key]
 
-    async def flush(self, key: RunKey, *, end: int | None = None) -> Manifest | None:
-        """Flushes everything confirmed of the run, below `end` if given. Raises `TailraceError`."""
+    async def flush(
+        self, key: RunKey, *, end: int | None = None, seal: SealFirst = leave_open
+    ) -> Manifest | None:
+        """Flushes everything confirmed of the run, below `end` if given. Raises `TailraceError`.
+
+        `seal` may close a run that is small and has no manifest; the run's lock is held then.
+        """
         await self._progress.until_started()
         async with self._locks.of(key):
             confirmed = self._progress.confirmed_pos
@@ -574,7 +595,7 @@ class Flusher:
             inherited = [s for s in self._backlog.inherited if key in s.waiting]
             try:
                 with self.ongoing.piece():
-                    manifest = await self._flush_through(key, limit)
+                    manifest = await self._flush_through(key, limit, seal)
             except BaseException as error:
                 self._failed(key, error)
                 raise
@@ -592,14 +613,14 @@ class Flusher:
             self.last_error = f"{key.fqn}/{key.run}: after the flush: {error}"
         return manifest
 
-    async def _flush_through(self, key: RunKey, limit: int) -> Manifest:
+    async def _flush_through(self, key: RunKey, limit: int, seal: SealFirst) -> Manifest:
         """Flushes in two chunks if a close lies between."""
         with self._pin() as pin:
             low = self._progress.first_unflushed(key)
             barrier = self._barriers.get(key)
             if barrier is not None and barrier < limit:
                 await self._run_flush.flush(key, pin, low, barrier)
-            return await self._run_flush.flush(key, pin, low, limit)
+            return await self._run_flush.flush(key, pin, low, limit, seal)
 
     def _news_above(self, key: RunKey, limit: int) -> bool:
         """Returns true if more lines may exist, also if the journal has released some of them."""

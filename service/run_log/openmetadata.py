@@ -426,11 +426,16 @@ class Importer:
         *,
         prefix: str,
         rebuild: Callable[[RunKey], Awaitable[bool]],
+        waits: Callable[[ObjectInfo], Awaitable[bool]],
     ) -> None:
-        """`rebuild` is called first: it may be Tailrace's own run whose manifest is lost."""
+        """`rebuild` is called first: it may be Tailrace's own run whose manifest is lost.
+
+        `waits` returns true for a `logs.txt` of Tailrace whose lines are still to be flushed.
+        """
         self._store = store
         self._upstream = upstream
         self._rebuild = rebuild
+        self._waits = waits
         self._manifests = manifests
         self._chunks = chunks
         self._deletions = deletions
@@ -501,7 +506,7 @@ class Importer:
     async def _once(self, key: RunKey) -> bool:
         horizon = self._deletions.horizon(key)
         text = await self._upstream.find(key, horizon)
-        if text is None:
+        if text is None or await self._waits(text.objects[0]):
             return False
         await self._deletions.refresh(key)
         if self._deletions.horizon(key) > horizon:  # deleted by another node: look again

@@ -43,7 +43,16 @@ import numpy as np
 import pyarrow as pa
 
 from service.run_log.backlog import Deletions
-from service.run_log.chunks import PUT, Chunks, ChunkWriter, Moved, goes_on, stored_directory
+from service.run_log.chunks import (
+    FIRST,
+    PUT,
+    Chunks,
+    ChunkWriter,
+    Moved,
+    goes_on,
+    parse_first_lines,
+    stored_directory,
+)
 from service.run_log.contracts import FlushProgress, OncePerRun
 from service.run_log.merge import ChunkMerger
 from service.run_log.openmetadata import WRITER
@@ -110,9 +119,19 @@ class OrphanEvidence:
         if low:
             return False
         try:
-            return PUT in (await self._store.head(keys.logs(self._prefix, key))).metadata
+            logs = await self._store.head(keys.logs(self._prefix, key))
         except NotFound:
             return False
+        return PUT in logs.metadata and not await self.waits(logs)
+
+    async def waits(self, logs: ObjectInfo) -> bool:
+        """Returns true for a `logs.txt` of a close that was killed before it put a first manifest.
+
+        Its lines are still to be flushed, so they come into the run by themselves. Raises
+        `StoreUnavailable`.
+        """
+        first = parse_first_lines(logs.metadata.get(FIRST, ""))
+        return first is not None and first[1] >= await self._dealt_with(first[0])
 
     async def _dealt_with(self, node: str) -> int:
         if node == self._node:

@@ -326,6 +326,7 @@ def open_run_logs(
         clock,
         prefix=prefix,
         rebuild=rebuilder.without_manifest,
+        waits=evidence.waits,
     )
     importing = ImportingManifests(store, clock, entropy, importer)
     run_flush = RunFlush(

@@ -12,6 +12,8 @@ sweeper removes them after a day.
 
 A small run of one node, whose text is in its manifest, needs no intent and no chunk: `logs.txt` is
 put if absent, then the manifest is swapped. After a kill in between, `logs.txt` is composed again.
+If such a run has no manifest yet, the sealed manifest is its first one. After a kill in between,
+the metadata of `logs.txt` says that its lines are still to be flushed (`first_lines`).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from service.run_log.chunks import PUT, Chunks, Moved, goes_on
+from service.run_log.chunks import FIRST, PUT, Chunks, Moved, first_lines, goes_on
 from service.run_log.merge import ChunkMerger, ChunkSorter, Exchange
 from tailrace.logstore import keys
 from tailrace.logstore.batch import RunKey
@@ -66,6 +68,8 @@ class Sealer:
         self._merger = merger
         self._sorter = sorter
         self._prefix = prefix
+        self._unnamed: dict[RunKey, ObjectInfo] = {}
+        """Texts that `seal_first` has put, until it is known whether a manifest names them."""
 
     async def seal(
         self,
@@ -104,27 +108,11 @@ class Sealer:
         It needs no intent: of several writers one makes `logs.txt`, and its manifest names it only
         if it is still the version that the text is from.
         """
-        seen, put = await self._manifests.recent(key), self._manifests.fresh_id()
-        chunks = seen.manifest.chunks
-        texts = [chunk.text for chunk in chunks if chunk.text is not None]
-        writers = {writer for chunk in chunks for writer in chunk.writers}
-        wanted = _intended(seen.manifest, closes, asking, put, abandoned=abandoned)
-        if wanted is None or wanted.closing is None or wanted.closing.put != put:
+        seen = await self._manifests.recent(key)
+        put = await self._put_logs(seen.manifest, closes, asking, abandoned=abandoned)
+        if put is None:
             return None
-        ready = len(texts) == len(chunks) == len(wanted.closing.chunks) and len(writers) == 1
-        if not ready or seen.manifest.closing is not None:
-            return None
-        where = keys.logs(self._prefix, key)
-        metadata = _metadata(wanted, chunks, wanted.closing)
-        try:
-            made = await self._store.put(where, b"".join(texts), if_absent=True, metadata=metadata)
-            logs = await self._merger.joined(
-                key, chunks, self._manifests.fresh_id(), etag=made.etag
-            )
-        except (PreconditionFailed, OutcomeUnknown):
-            return None
-        sealed = _sealed(wanted, wanted.closing, logs)
-        assert sealed is not None
+        sealed, made = put
         try:
             manifest = (await self._manifests.swap(seen, sealed)).manifest
         except PreconditionFailed:
@@ -136,6 +124,75 @@ class Sealer:
             await self._read_back(manifest)
             await self._store.delete([keys.partial(self._prefix, key)])
         return manifest
+
+    async def seal_first(self, manifest: Manifest, closes: Closes, asking: Asking) -> Manifest:
+        """Puts `logs.txt` of a run that has no manifest; returns its first one, which names it.
+
+        The caller puts that manifest if it is absent, and calls `named` with what is stored then.
+        Returns `manifest` if the run must be flushed and sealed in the usual way.
+        """
+        put = await self._put_logs(manifest, closes, asking, first=True)
+        if put is None:
+            return manifest
+        sealed, self._unnamed[manifest.key] = put
+        return sealed
+
+    async def named(self, manifest: Manifest) -> bool:
+        """Returns true if `seal_first` has sealed the run as its manifest says.
+
+        Another node may have been first: if it has deleted the run, the text is taken back.
+        """
+        made = self._unnamed.get(manifest.key)
+        if made is None:
+            return False
+        logs = manifest.logs
+        if logs is None or logs.etag != made.etag:
+            await self._take_back(manifest.key, made)
+        del self._unnamed[manifest.key]
+        return manifest.state == "closed" and manifest.sealed
+
+    def forget(self, key: RunKey) -> None:
+        """Drops the state of a deleted run: its deletion removes the text."""
+        self._unnamed.pop(key, None)
+
+    async def _put_logs(
+        self,
+        manifest: Manifest,
+        closes: Closes,
+        asking: Asking,
+        *,
+        abandoned: bool = False,
+        first: bool = False,
+    ) -> tuple[Manifest, ObjectInfo] | None:
+        """Puts a text that is in the manifest, if absent; returns the manifest that names it.
+
+        None if this is not possible. `first`: the run has no manifest in the store.
+        """
+        key, put = manifest.key, self._manifests.fresh_id()
+        chunks = manifest.chunks
+        texts = [chunk.text for chunk in chunks if chunk.text is not None]
+        writers = {writer for chunk in chunks for writer in chunk.writers}
+        wanted = _intended(manifest, closes, asking, put, abandoned=abandoned)
+        if wanted is None or wanted.closing is None or wanted.closing.put != put:
+            return None
+        ready = len(texts) == len(chunks) == len(wanted.closing.chunks) and len(writers) == 1
+        if not ready or manifest.closing is not None:
+            return None
+        metadata = _metadata(wanted, chunks, wanted.closing)
+        if first:
+            metadata[FIRST] = first_lines(chunks[0])
+        try:
+            made = await self._store.put(
+                keys.logs(self._prefix, key), b"".join(texts), if_absent=True, metadata=metadata
+            )
+            logs = await self._merger.joined(
+                key, chunks, self._manifests.fresh_id(), etag=made.etag
+            )
+        except (PreconditionFailed, OutcomeUnknown):
+            return None
+        sealed = _sealed(wanted, wanted.closing, logs)
+        assert sealed is not None
+        return sealed, made
 
     async def _take_back(self, key: RunKey, made: ObjectInfo) -> None:
         """Removes a text that was put after another node had deleted the run."""
