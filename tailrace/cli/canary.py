@@ -11,7 +11,8 @@ runs. For each reader, an acknowledged line is
 A line whose batch is not acknowledged within the patience is expected by nobody. Every hour the
 canary closes its run and begins another one, so that no run grows for ever.
 
-The numbers are Prometheus metrics at `--listen`. On SIGTERM, or after `--count` lines, it writes no
+When the service begins or ceases to answer one of the three, the canary says so on stderr. The
+numbers are Prometheus metrics at `--listen`. On SIGTERM, or after `--count` lines, it writes no
 more, waits for what is still to be read, and ends. Exit status: 0 nothing was lost or repeated, 1
 something was, 2 an invalid command line.
 """
@@ -23,6 +24,7 @@ import asyncio
 import math
 import re
 import signal
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
@@ -330,9 +332,13 @@ class Canary:
                 await request()
         except TailraceError as error:
             self.failures[part] += 1
-            self.problems[part] = f"{part}: {error}"
+            problem = f"{part}: {error}"
+            if part not in self.problems:  # once: it may last for days
+                say(f"{problem} {error.hint or ''}".rstrip(), sys.stderr)
+            self.problems[part] = problem
             return False
-        self.problems.pop(part, None)
+        if self.problems.pop(part, None) is not None:
+            say(f"{part}: the service answers again", sys.stderr)
         return True
 
     # --- the readers -----------------------------------------------------------------
