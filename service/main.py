@@ -111,6 +111,11 @@ def _check_folder(data: str) -> None:
             f"the data folder {data} cannot be made: {there} is a file",
             hint="Choose another folder with --data.",
         )
+    if not os.access(there, os.W_OK):
+        raise InvalidInput(
+            f"nothing can be written into {there}: its disk is read-only, or it is another user's",
+            hint="Mount the disk for writing, or choose another folder with --data.",
+        )
 
 
 async def _until_signalled(settings: Settings, serving: Serving) -> int:

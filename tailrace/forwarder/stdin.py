@@ -162,7 +162,12 @@ class Forwarding:
             self._say(f"the service refused {stats.refused} records, which are kept in the spool")
         if stats.deleted:
             self._say(f"{stats.deleted} records are dropped: their run was deleted")
-        if left is not None:
+        if left is not None and left.lost:
+            self._say(
+                f"{left.lost} records could not be delivered in time and are lost, since the spool"
+                f" {os.path.dirname(left.folder)} cannot be written"
+            )
+        if left is not None and left.records:
             self._say(
                 f"{left.records} records are not delivered yet: they are in {left.folder}, and the"
                 " next forwarder of this run, or `python -m tailrace_client send`, delivers them"

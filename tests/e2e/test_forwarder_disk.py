@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 from tests.e2e.service_process import ServiceProcess
 from tests.forwarder.forwarder_process import ForwarderProcess, stored
+from tests.servers.ports import free_port
 from tests.servers.small_disks import SmallDisk, small_disk
 
 
@@ -77,3 +80,22 @@ def test_a_state_folder_that_is_deleted_is_an_alarm_and_nothing_is_sent_twice(
     finally:
         if one.process is not None:
             one.kill()
+
+
+@pytest.mark.small_disks
+def test_lines_of_stdin_that_only_memory_held_are_said_to_be_lost(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        disk.make_read_only()
+        spool = ["--spool", str(disk.folder / "spool"), "--exit-seconds", "0.2"]
+        nobody = f"127.0.0.1:{free_port()}"
+        ended = subprocess.run(
+            [sys.executable, "-m", "tailrace", "forward", nobody, "--fqn", "p.q", *spool],
+            input="one\ntwo\n",
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert ended.returncode == 1
+    assert "2 records could not be delivered in time and are lost" in ended.stderr
+    assert "not delivered yet" not in ended.stderr

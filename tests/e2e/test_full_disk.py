@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,3 +69,16 @@ def test_a_full_disk_is_emptied_through_the_service(what: str, tmp_path: Path) -
             wait_for(lambda: append(client, OTHER, b"goes on\n") == 200)
             assert client.get(f"{run_path(OTHER)}/download").text == "kept\ngoes on\n"
         assert service.stop() == 0
+
+
+@pytest.mark.small_disks
+def test_a_start_on_a_read_only_disk_says_so(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        (disk.folder / "data" / "journal").mkdir(parents=True)
+        disk.make_read_only()
+        command = [sys.executable, "-m", "tailrace", "serve", "--data", str(disk.folder / "data")]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 1
+    first, second = ended.stderr.splitlines()
+    assert "its disk is read-only" in first
+    assert second.startswith("hint: Mount the disk")
