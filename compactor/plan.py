@@ -190,7 +190,7 @@ def choose(
     for node, segments in listed.items():
         mark = snapshot.mark(node)
         waiting = [segment for segment in segments if segment.seq > mark]
-        run = _unbroken(waiting, mark)
+        run = [one for index, one in enumerate(waiting) if one.seq == mark + index + 1]  # no gap
         ready += run
         if len(run) < len(waiting) and waiting[len(run)].modified_ms < gap_before_ms:
             alarms.append(_gap(node, mark + len(run), waiting[len(run)]))
@@ -233,11 +233,6 @@ async def _listed(
         if up_to is not None and seq > up_to:
             return
         yield ListedSegment(node, seq, info.key, info.size, info.modified_ms, seq in marked)
-
-
-def _unbroken(waiting: Sequence[ListedSegment], mark: int) -> list[ListedSegment]:
-    """The segments that follow the mark without a gap."""
-    return [s for index, s in enumerate(waiting) if s.seq == mark + index + 1]
 
 
 def _within(ready: list[ListedSegment], batch_bytes: int) -> list[ListedSegment]:
@@ -740,16 +735,11 @@ class BatchBudget:
         """Whether one more segment, with these time ranges, fits; if so, it is counted."""
         text = self._text + sum(time_range.size for time_range in time_ranges)
         hours = self._hours.union(hour_of(time_range.low) for time_range in time_ranges)
-        if self._segments and not self._fits(
-            text, self._time_ranges + len(time_ranges), len(hours)
-        ):
+        count = self._time_ranges + len(time_ranges)
+        if self._segments and not self._fits(text, count, len(hours)):
             return False
         self._segments += 1
-        self._text, self._time_ranges, self._hours = (
-            text,
-            self._time_ranges + len(time_ranges),
-            hours,
-        )
+        self._text, self._time_ranges, self._hours = text, count, hours
         return True
 
     def _fits(self, text: int, time_ranges: int, hours: int) -> bool:

@@ -13,10 +13,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
-import aioboto3
 import aiobotocore.session
 from aiobotocore.config import AioConfig
-from botocore.exceptions import BotoCoreError
 
 from tailrace.coordination.dynamodb import item as items
 from tailrace.coordination.dynamodb.item import SHARDS, DynamoTable
@@ -42,15 +40,14 @@ from tailrace.coordination.settings import DynamoDbSettings
 from tailrace.logstore import ulid as ulids
 from tailrace.logstore.clock import Clock, Entropy
 from tailrace.logstore.errors import (
-    InvalidInput,
     NotFound,
     OutcomeUnknown,
     PreconditionFailed,
     StoreUnavailable,
     TailraceError,
 )
-from tailrace.logstore.objects.s3.client import KEEP_SECONDS, OneSend, loader
-from tailrace.logstore.objects.s3.credentials import Credentials, RenewedCredentials
+from tailrace.logstore.objects.s3.client import KEEP_SECONDS, OneSend, client_of
+from tailrace.logstore.objects.s3.credentials import Credentials
 from tailrace.logstore.objects.s3.settings import S3Settings
 from tailrace.logstore.retry import Tries
 
@@ -687,25 +684,10 @@ async def open_client(
     settings: DynamoDbSettings, clock: Clock, connections: int
 ) -> AsyncIterator[Any]:
     """A client of `dynamodb`. Raises `InvalidInput` for settings that botocore refuses."""
-    session = aiobotocore.session.AioSession()
-    session.register_component("data_loader", loader())
-    session.register_component(
-        "credential_provider", RenewedCredentials(credentials_of(settings), clock)
-    )
-    try:
-        made = aioboto3.Session(botocore_session=session).client(
-            "dynamodb",
-            region_name=settings.region,
-            endpoint_url=settings.endpoint_url or None,
-            config=_config(connections),
-        )
-        client = await made.__aenter__()
-    except (BotoCoreError, ValueError) as error:
-        raise InvalidInput(f"dynamodb: {error}") from error
-    try:
+    session, credentials = aiobotocore.session.AioSession(), credentials_of(settings)
+    place, config = (settings.endpoint_url, settings.region), _config(connections)
+    async with client_of("dynamodb", session, credentials, clock, *place, config) as client:
         yield client
-    finally:
-        await made.__aexit__(None, None, None)
 
 
 def credentials_of(settings: DynamoDbSettings) -> Credentials:

@@ -55,19 +55,32 @@ async def open_client(
 ) -> AsyncIterator[Any]:
     """A client of `s3`. Raises `InvalidInput` for settings that botocore refuses."""
     session = aiobotocore.session.AioSession(profile=settings.profile or None)
+    place = settings.endpoint_url, credentials.region
+    async with client_of("s3", session, credentials, clock, *place, _config(settings)) as client:
+        client.meta.events.register("before-call.s3", _ask_leave_for_large_bodies)
+        yield client
+
+
+@asynccontextmanager
+async def client_of(
+    service: str,
+    session: aiobotocore.session.AioSession,
+    credentials: Credentials,
+    clock: Clock,
+    endpoint: str,
+    region: str,
+    config: AioConfig,
+) -> AsyncIterator[Any]:
+    """A client of a service of AWS. Raises `InvalidInput` for settings that botocore refuses."""
     session.register_component("data_loader", loader())
     session.register_component("credential_provider", RenewedCredentials(credentials, clock))
     try:
         made = aioboto3.Session(botocore_session=session).client(
-            "s3",
-            region_name=credentials.region,
-            endpoint_url=settings.endpoint_url or None,
-            config=_config(settings),
+            service, region_name=region, endpoint_url=endpoint or None, config=config
         )
         client = await made.__aenter__()
     except (BotoCoreError, ValueError) as error:
-        raise InvalidInput(f"s3: {error}") from error
-    client.meta.events.register("before-call.s3", _ask_leave_for_large_bodies)
+        raise InvalidInput(f"{service}: {error}") from error
     try:
         yield client
     finally:
