@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 from tailrace.forwarder.delivery.targets import Verdict
-from tailrace.forwarder.engine.identify import Identifier, Locator
-from tailrace.forwarder.engine.reader import BLOCK, FileReader, Opener, Turn, flush_at
+from tailrace.forwarder.engine.identify import Identifier
+from tailrace.forwarder.engine.reader import BLOCK, FileReader, Locator, Opener, Turn, flush_at
 from tailrace.forwarder.engine.sending import DeliveryPort, Sending
 from tailrace.forwarder.engine.state import EngineParts, SourceParts, Stillness, Tracked, folders_of
 from tailrace.forwarder.engine.watch import Hints

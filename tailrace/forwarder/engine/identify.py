@@ -3,20 +3,18 @@
 A file whose device and inode are known is that file, until reading it shows another content. Any
 other is compared by content with the known files (`Comparer`), and is one of them, a copy of one,
 or new. A new file waits for the file with the preceding lines: the one that had its path, or the
-rotation of the same log that was changed last before it. `Locator` searches for contents that
-moved, and `Archives` knows rotated files outside of a source's patterns.
+rotation of the same log that was changed last before it. `Archives` knows rotated files outside of
+a source's patterns.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from enum import Enum, auto
 
-from tailrace.forwarder.engine.reader import Opener, OpenResult
+from tailrace.forwarder.engine.reader import Locator, Opener, OpenResult
 from tailrace.forwarder.engine.state import (
-    NOWHERE,
     EngineParts,
     FileRegistry,
     Shadow,
@@ -49,189 +47,6 @@ from tailrace.forwarder.files.finder import (
 )
 from tailrace.forwarder.model import EntryCursor
 from tailrace.logstore.errors import Damaged, InvalidInput, TailraceError, Unavailable
-
-# Searches for contents that are not at their path any more: renamed, compressed, or truncated.
-#
-# A file's own folder and the globs of `archive_include` are searched, outside of the source's
-# patterns too. A candidate is the file if it has the bytes that were read of it. Files that are not
-# compressed come first: while an archive is being written, its original still exists.
-
-
-class Locator:
-    """Finds and moves files whose content is elsewhere."""
-
-    def __init__(self, shared: EngineParts, opener: Opener) -> None:
-        self._shared = shared
-        self._registry = shared.registry
-        self._opener = opener
-
-    def lose(self, file: Tracked) -> None:
-        """The file's content is not where it was. It is searched for `rotate_wait` from now on."""
-        if file.handle is not None:
-            self._shared.handles.close(file.handle)
-        self._registry.leave_place(file)
-        self._shared.change(file)
-        file.matched = False
-        file.lost_sight = True
-        file.wake()
-        file.rotated_at = self._shared.clock.monotonic()
-
-    def find(self, file: Tracked) -> bool:
-        """Searches the content; True if the file has a place again."""
-        if not file.fingerprint:
-            return False
-        for found in self._candidates(file):
-            key = (*found.place, found.size, found.mtime_ns)
-            if key in file.examined:
-                continue
-            verdict = self._holds(found, file)
-            if verdict:
-                self.take_over(file, found)
-                return True
-            if verdict is False:
-                file.examined.add(key)
-        return False
-
-    def find_longer(self, file: Tracked, end: int) -> FoundFile | None:
-        """Another file that holds the bytes read of it, and goes on after `end`."""
-        known = replace(file.known, least=max(file.known.least, end + 1))
-        for found in self._candidates(file):
-            if found.place != file.place and self._holds(found, file, known):
-                return found
-        return None
-
-    def pass_on(self, file: Tracked) -> None:
-        """A file that is done has vanished: a copy that is still there is known by it."""
-        for shadow in self._registry.shadows_of(file):
-            found = _again(shadow.found)
-            if found is not None and self._holds(found, file):
-                self.take_over(file, found)
-                return
-        file.lost_sight = True  # the next scan compares its shorter copies with what was read
-
-    def still(self, file: Tracked) -> bool:
-        """Whether the file is where a search found it."""
-        if file.lost_sight:
-            return False
-        try:
-            found = look(file.path)
-        except OSError:
-            return True  # it cannot be seen: the next attempt to read it says so
-        if found is None or found.place != file.place:
-            file.lost_sight = True
-            file.rotated_at = self._shared.clock.monotonic()
-            return False
-        file.saw(found, self._shared.clock.monotonic())
-        return True
-
-    def take_over(self, file: Tracked, found: FoundFile) -> None:
-        """The content of `file` is there now."""
-        now = self._shared.clock.monotonic()
-        if file.handle is not None:
-            self._shared.handles.close(file.handle)
-        if file.place not in (NOWHERE, found.place):
-            self._shared.rescan.add(file.source)  # what it left may have another content by now
-        if found.path == file.named:
-            file.rotated_at = None
-        elif file.path != found.path and file.rotated_at is None:
-            file.rotated_at = now
-        self._registry.move(file, found)
-        file.saw(found, now)
-        file.wake()
-        file.retry_at = 0.0
-        file.examined.clear()
-        self._shared.change(file)
-        if file.stage in ("done", "gone"):
-            file.stage = "rotated"
-
-    def take_over_left(self, file: Tracked, found: FoundFile, content: FileContent) -> None:
-        """Only the beginning of `file` is left, there: it ends where `content` does."""
-        end = find_end(content)
-        window = window_of(read_window(content, end), end)
-        if end <= file.read.offset:
-            file.cut = window
-        else:
-            file.window = window if file.unbegun else file.window
-            before, file.fingerprint = file.fingerprint, file.fingerprint[:end]
-            self._registry.index(file, before)
-            lost, file.content_end = max(file.content_end - end, 0), end
-            if lost:
-                self._shared.count_lost(file, lost)
-                self._shared.say(
-                    f"{file.path}: its last {lost} bytes were removed before they were read"
-                )
-        self.take_over(file, found)
-
-    def _candidates(self, file: Tracked) -> Iterator[FoundFile]:
-        shadows = [shadow.found for shadow in self._registry.shadows_of(file)]
-        others: dict[tuple[int, int], FoundFile] = {}
-        for path in self._paths(file):
-            try:
-                found = look(path)
-            except OSError:
-                continue
-            if found is not None and found.size and self._free(file, found):
-                others.setdefault(found.place, found)
-        shadows.sort(key=lambda each: is_archive(each.path))
-        yield from (found for each in shadows if (found := _again(each)) is not None)
-        first = others.pop(file.place, None)
-        if first is not None:
-            yield first
-        yield from sorted(others.values(), key=lambda each: (is_archive(each.path), -each.mtime_ns))
-
-    def _free(self, file: Tracked, found: FoundFile) -> bool:
-        """Whether no other file is known to be there."""
-        there = self._registry.at_place(file.source, found.place)
-        if there is None or there is file:
-            return True
-        if there.matched or there.handle is not None or self._holds(found, there) is not False:
-            return False
-        self._registry.leave_place(there)  # it is gone, and its inode is used again
-        there.lost_sight = True
-        return True
-
-    def _paths(self, file: Tracked) -> Iterator[str]:
-        folder = os.path.dirname(file.path) or "."
-        try:
-            with os.scandir(folder) as entries:
-                yield from sorted(entry.path for entry in entries if entry.is_file())
-        except OSError:
-            pass  # the folder is gone; whatever else is wrong with it, the finder says
-        for glob in self._shared.sources[file.source].archives:
-            yield from glob.find(lambda _path, _error: None)
-
-    def _holds(
-        self, found: FoundFile, file: Tracked, known: KnownContent | None = None
-    ) -> bool | None:
-        """Whether it holds what was read of the file, or is `known` of it.
-
-        None if that cannot be told now.
-        """
-        try:
-            source = self._shared.sources[file.source]
-            handle, content = self._opener.transient(found.path, source)
-        except (OSError, NoHandle):
-            return None
-        try:
-            if content is None or (handle.device, handle.inode) != found.place:
-                return None
-            return holds(content, known or file.known)
-        except Damaged:
-            return False
-        except OSError:
-            return None
-        finally:
-            self._shared.handles.close(handle)
-
-
-def _again(found: FoundFile) -> FoundFile | None:
-    """The file as it is now, if it is still there."""
-    try:
-        now = look(found.path)
-    except OSError:
-        return None
-    return now if now is not None and now.place == found.place else None
-
 
 # Rotated files outside of a source's patterns: the path where they were written, and their age.
 #
@@ -487,6 +302,7 @@ class Identifier:
         self._undecided = False
         self._archived = {file.place for file in archives}
         name, now = source.config.name, self._shared.clock.monotonic()
+        self._find_generations(source, [*found, *archives])
         seen: set[str] = set()
         rest: list[FoundFile] = []
         places: set[tuple[int, int]] = set()
@@ -515,6 +331,31 @@ class Identifier:
         if source.archives and not self._undecided:
             self._shared.with_archives.add(name)
         return not self._undecided
+
+    def _find_generations(self, source: SourceParts, found: list[FoundFile]) -> None:
+        """Moves files to the copies that were made of them, where their successors begin alike.
+
+        Of such a file only a part of a header was read, which each generation of its log has. The
+        oldest one that came since then is the file.
+        """
+        name = source.config.name
+        if source.config.duplicates == "each":
+            return
+        new = [file for file in found if self._registry.at_place(name, file.place) is None]
+        for file in found:
+            known = self._registry.at_place(name, file.place)
+            if known is None or known.over or file.path != known.named:
+                continue
+            if (file.size, file.mtime_ns) == (known.content_end, known.written_ns):
+                continue
+            others = new if source.finder.matches(file.path) and new else []
+            if not others and known.lost_sight:
+                others = self._locator.unmatched(known)
+            copy = self._locator.find_generation(known, file, others)
+            if copy is not None:
+                self._shared.tallies[name].truncations += 1
+                self._locator.take_over(known, copy)
+                new = [each for each in new if each.place != copy.place]
 
     def unknown(self, source: SourceParts, found: FoundFile, *, at_end: bool = False) -> None:
         """A file at a place where none is known."""

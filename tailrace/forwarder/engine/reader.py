@@ -1,4 +1,4 @@
-"""Opens files, reads one bounded piece of one file, and makes a batch of it.
+"""Opens files, searches for moved ones, reads one bounded piece of one file, makes a batch of it.
 
 Read bytes count only if the bytes before them are still those that were read earlier. This check
 comes *after* the read: if the file had been truncated and written again meanwhile, they would
@@ -8,25 +8,45 @@ differ.
 from __future__ import annotations
 
 import fcntl
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from enum import Enum, auto
 from math import inf
 
 import xxhash
 
-from tailrace.forwarder.engine.state import RECENT, EngineParts, PendingBatch, SourceParts, Tracked
+from tailrace.forwarder.engine.state import (
+    NOWHERE,
+    RECENT,
+    EngineParts,
+    PendingBatch,
+    SourceParts,
+    Tracked,
+)
 from tailrace.forwarder.entries.splitting import NO_REST
 from tailrace.forwarder.files.content import (
     NO_WINDOW,
     WINDOW,
     FileContent,
     Handle,
+    KnownContent,
     NoHandle,
     Rank,
+    begins,
+    find_end,
     holds,
     open_content,
     read_window,
     window_of,
+)
+from tailrace.forwarder.files.finder import (
+    FoundFile,
+    find_date,
+    is_archive,
+    look,
+    may_be_rotation,
 )
 from tailrace.forwarder.model import FileFacts, Packed, Prepared
 from tailrace.logstore.errors import Damaged
@@ -148,6 +168,250 @@ def _lock(handle: Handle) -> bool:
 
 BLOCK = 1 << 20
 _EVERYTHING = 1 << 62
+
+
+# Searches for contents that are not at their path any more: renamed, compressed, or truncated.
+#
+# A file's own folder and the globs of `archive_include` are searched, outside of the source's
+# patterns too. A candidate is the file if it has the bytes that were read of it. Files that are not
+# compressed come first: while an archive is being written, its original still exists.
+
+
+class Locator:
+    """Finds and moves files whose content is elsewhere."""
+
+    def __init__(self, shared: EngineParts, opener: Opener) -> None:
+        self._shared = shared
+        self._registry = shared.registry
+        self._opener = opener
+
+    def lose(self, file: Tracked) -> None:
+        """The file's content is not where it was. It is searched for `rotate_wait` from now on."""
+        if file.handle is not None:
+            self._shared.handles.close(file.handle)
+        self._registry.leave_place(file)
+        self._shared.change(file)
+        file.matched = False
+        file.lost_sight = True
+        file.wake()
+        file.rotated_at = self._shared.clock.monotonic()
+
+    def find(self, file: Tracked) -> bool:
+        """Searches the content; True if the file has a place again."""
+        if not file.fingerprint:
+            return False
+        candidates = list(self._candidates(file))
+        for found in candidates:
+            key = (*found.place, found.size, found.mtime_ns)
+            if key in file.examined:
+                continue
+            verdict = self._holds(found, file)
+            if verdict:
+                self.take_over(file, self.find_generation(file, found, candidates) or found)
+                return True
+            if verdict is False:
+                file.examined.add(key)
+        return False
+
+    def find_longer(self, file: Tracked, end: int) -> FoundFile | None:
+        """Another file that holds the bytes read of it, and goes on after `end`."""
+        known = replace(file.known, least=max(file.known.least, end + 1))
+        for found in self._candidates(file):
+            if found.place != file.place and self._holds(found, file, known):
+                return found
+        return None
+
+    def find_generation(
+        self, file: Tracked, there: FoundFile, others: Sequence[FoundFile]
+    ) -> FoundFile | None:
+        """The oldest of the `others` that may be the file, if the one `there` only begins alike.
+
+        An older generation than the file was not written since, and no scan knew it as a copy. A
+        copy of the one `there` is none.
+        """
+        since, named, mine = file.written_ns, file.named, _generation(there)
+        copies = {shadow.found.place for shadow in self._registry.shadows_of(file)}
+        candidates = [
+            each
+            for each in others
+            if each.size
+            and (each.mtime_ns >= since or each.place in copies)
+            and each.path not in (named, there.path)
+            and (there.path == named or _generation(each) < mine)
+            and may_be_rotation(each.path, named, lambda _: True)
+        ]
+        for each in sorted(candidates, key=_generation):
+            if self._holds(each, file) and self._differ(each, there, file):
+                return each
+        return None
+
+    def unmatched(self, file: Tracked) -> list[FoundFile]:
+        """Files in the folder of a file whose names may be those of its rotations."""
+        begin = os.path.basename(file.named).split(".")[0]
+        found = []
+        for path in self._paths(file):
+            if os.path.basename(path).startswith(begin):
+                with suppress(OSError):
+                    there = look(path)
+                    if there is not None and self._free(file, there):
+                        found.append(there)
+        return found
+
+    def _differ(self, one: FoundFile, other: FoundFile, file: Tracked) -> bool:
+        """Whether neither of two files is the beginning of the other; False if nobody can tell."""
+        source, handles = self._shared.sources[file.source], []
+        contents = []
+        try:
+            for found in (one, other):
+                handle, content = self._opener.transient(found.path, source)
+                handles.append(handle)
+                if content is None or (handle.device, handle.inode) != found.place:
+                    return False
+                contents.append(content)
+            return not begins(contents[0], contents[1])
+        except (OSError, NoHandle, Damaged):
+            return False
+        finally:
+            for handle in handles:
+                self._shared.handles.close(handle)
+
+    def pass_on(self, file: Tracked) -> None:
+        """A file that is done has vanished: a copy that is still there is known by it."""
+        for shadow in self._registry.shadows_of(file):
+            found = _again(shadow.found)
+            if found is not None and self._holds(found, file):
+                self.take_over(file, found)
+                return
+        file.lost_sight = True  # the next scan compares its shorter copies with what was read
+
+    def still(self, file: Tracked) -> bool:
+        """Whether the file is where a search found it."""
+        if file.lost_sight:
+            return False
+        try:
+            found = look(file.path)
+        except OSError:
+            return True  # it cannot be seen: the next attempt to read it says so
+        if found is None or found.place != file.place:
+            file.lost_sight = True
+            file.rotated_at = self._shared.clock.monotonic()
+            return False
+        file.saw(found, self._shared.clock.monotonic())
+        return True
+
+    def take_over(self, file: Tracked, found: FoundFile) -> None:
+        """The content of `file` is there now."""
+        now = self._shared.clock.monotonic()
+        if file.handle is not None:
+            self._shared.handles.close(file.handle)
+        if file.place not in (NOWHERE, found.place):
+            self._shared.rescan.add(file.source)  # what it left may have another content by now
+        if found.path == file.named:
+            file.rotated_at = None
+        elif file.path != found.path and file.rotated_at is None:
+            file.rotated_at = now
+        self._registry.move(file, found)
+        file.saw(found, now)
+        file.wake()
+        file.retry_at = 0.0
+        file.examined.clear()
+        self._shared.change(file)
+        if file.stage in ("done", "gone"):
+            file.stage = "rotated"
+
+    def take_over_left(self, file: Tracked, found: FoundFile, content: FileContent) -> None:
+        """Only the beginning of `file` is left, there: it ends where `content` does."""
+        end = find_end(content)
+        window = window_of(read_window(content, end), end)
+        if end <= file.read.offset:
+            file.cut = window
+        else:
+            file.window = window if file.unbegun else file.window
+            before, file.fingerprint = file.fingerprint, file.fingerprint[:end]
+            self._registry.index(file, before)
+            lost, file.content_end = max(file.content_end - end, 0), end
+            if lost:
+                self._shared.count_lost(file, lost)
+                self._shared.say(
+                    f"{file.path}: its last {lost} bytes were removed before they were read"
+                )
+        self.take_over(file, found)
+
+    def _candidates(self, file: Tracked) -> Iterator[FoundFile]:
+        shadows = [shadow.found for shadow in self._registry.shadows_of(file)]
+        others: dict[tuple[int, int], FoundFile] = {}
+        for path in self._paths(file):
+            try:
+                found = look(path)
+            except OSError:
+                continue
+            if found is not None and found.size and self._free(file, found):
+                others.setdefault(found.place, found)
+        shadows.sort(key=lambda each: is_archive(each.path))
+        yield from (found for each in shadows if (found := _again(each)) is not None)
+        first = others.pop(file.place, None)
+        if first is not None:
+            yield first
+        yield from sorted(others.values(), key=lambda each: (is_archive(each.path), -each.mtime_ns))
+
+    def _free(self, file: Tracked, found: FoundFile) -> bool:
+        """Whether no other file is known to be there."""
+        there = self._registry.at_place(file.source, found.place)
+        if there is None or there is file:
+            return True
+        if there.matched or there.handle is not None or self._holds(found, there) is not False:
+            return False
+        self._registry.leave_place(there)  # it is gone, and its inode is used again
+        there.lost_sight = True
+        return True
+
+    def _paths(self, file: Tracked) -> Iterator[str]:
+        folder = os.path.dirname(file.path) or "."
+        try:
+            with os.scandir(folder) as entries:
+                yield from sorted(entry.path for entry in entries if entry.is_file())
+        except OSError:
+            pass  # the folder is gone; whatever else is wrong with it, the finder says
+        for glob in self._shared.sources[file.source].archives:
+            yield from glob.find(lambda _path, _error: None)
+
+    def _holds(
+        self, found: FoundFile, file: Tracked, known: KnownContent | None = None
+    ) -> bool | None:
+        """Whether it holds what was read of the file, or is `known` of it.
+
+        None if that cannot be told now.
+        """
+        try:
+            source = self._shared.sources[file.source]
+            handle, content = self._opener.transient(found.path, source)
+        except (OSError, NoHandle):
+            return None
+        try:
+            if content is None or (handle.device, handle.inode) != found.place:
+                return None
+            return holds(content, known or file.known)
+        except Damaged:
+            return False
+        except OSError:
+            return None
+        finally:
+            self._shared.handles.close(handle)
+
+
+def _again(found: FoundFile) -> FoundFile | None:
+    """The file as it is now, if it is still there."""
+    try:
+        now = look(found.path)
+    except OSError:
+        return None
+    return now if now is not None and now.place == found.place else None
+
+
+def _generation(found: FoundFile) -> tuple[bool, str, int]:
+    """Of two rotations of a log, the older one has the smaller one, as with `_age`."""
+    date = find_date(found.path)
+    return not date, date, found.mtime_ns
 
 
 class Turn(Enum):

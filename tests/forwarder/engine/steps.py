@@ -255,11 +255,8 @@ def run_steps(
     log = SteppedLog(world, kind, dice)
     if stops is not None:
         log.returns = stops.choice([0.03, 0.1, 0.5])
-        # A batch that is a part of what each generation begins with may change their order, as with
-        # seed 20051: docs/use/forwarder.md says so.
-        if kind.header < 1000:
-            world.batch_bytes = stops.choice([100, 1000, 1 << 20])
-            world.restart()
+        world.batch_bytes = stops.choice([100, 1000, 1 << 20])
+        world.restart()
     log.trace.append(f"{kind} {world.config.fingerprint_size} {world.config.max_concurrent_files}")
     log.trace.append(f"{log.returns} {world.batch_bytes}")
     for _ in range(rotations):

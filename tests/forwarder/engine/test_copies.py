@@ -226,6 +226,122 @@ def test_a_successor_with_the_header_that_was_read_is_no_log_that_was_cut_off(
     assert world.store.lines() == [*header.splitlines(), *first, *header.splitlines(), *second]
 
 
+@pytest.mark.parametrize("names", ["matched", "archives", "unmatched"])
+@pytest.mark.parametrize("zipped", [False, True], ids=["plain", "compressed"])
+@pytest.mark.parametrize("rotations", [1, 3])
+def test_generations_with_one_long_header_are_read_in_their_order(
+    tmp_path: Path, names: Names, zipped: bool, rotations: int
+) -> None:
+    """Of the first generation only a part of the header was read when the forwarder ended."""
+    header = "".join(f"# column {number:04}\n" for number in range(200))
+    world = World(
+        tmp_path,
+        include=[str(tmp_path / "logs" / ("a.log*" if names == "matched" else "a.log"))],
+        archive_include=[str(tmp_path / "logs" / "a.log.*")] if names == "archives" else [],
+        run="all",
+        fingerprint_size=100,
+        batch_bytes=len(header) // 2,
+    )
+    ticks = iter(range(1_700_000_000 * 10**9, 1_800_000_000 * 10**9, 10**9))
+    old = world.path("a.log.9")
+    old.write_text(header + "of a generation that was not to be read\n")
+    os.utime(old, ns=(next(ticks), next(ticks)))
+    if names != "unmatched":
+        old.unlink()
+    world.write("a.log", header)
+    os.utime(world.path("a.log"), ns=(now := next(ticks), now))
+    expected = header.splitlines()
+    world.engine.round()
+    world.post.carry()
+    (file,) = [each for each in world.shared.registry.files.values() if each.read.offset]
+    assert file.read.offset < len(header), "only a part of the header was read"
+    world.kill()
+    for rotation in range(rotations):
+        expected += world.lines("a.log", 10 * rotation, 10 * rotation + 5 + rotation)
+        os.utime(world.path("a.log"), ns=(now := next(ticks), now))
+        for number in range(rotation, 0, -1):
+            for ending in ("", ".gz"):
+                shifted = world.path(f"a.log.{number}{ending}")
+                if shifted.exists():
+                    shifted.rename(world.path(f"a.log.{number + 1}{ending}"))
+        copy = world.path("a.log.1.gz" if zipped else "a.log.1")
+        data = world.path("a.log").read_bytes()
+        copy.write_bytes(gzip.compress(data) if zipped else data)
+        os.utime(copy, ns=(now := next(ticks), now))
+        world.path("a.log").write_text(header)
+        expected += header.splitlines()
+    expected += world.lines("a.log", 100, 140)
+    os.utime(world.path("a.log"), ns=(now := next(ticks), now))
+    world.start()
+    for _ in range(3):
+        world.over()
+    if names == "unmatched" and rotations > 1:  # those between leave no trace
+        expected = [*expected[:205], *expected[-240:]]
+    assert world.store.lines() == expected
+    assert world.tally.lost_bytes == 0
+
+
+def test_a_log_that_was_copied_back_to_its_path_is_no_loss(tmp_path: Path) -> None:
+    """The file under the rotated name is truncated, and its content is where it was written."""
+    world = World(tmp_path, run="all", poll_interval="10s")
+    expected = world.lines("a.log", 0, 10)
+    world.settle(21)
+    world.path("a.log").rename(world.path("a.log.1"))
+    world.settle(21)
+    (file,) = world.shared.registry.files.values()
+    shutil.copy(world.path("a.log.1"), world.path("a.log"))
+    os.truncate(world.path("a.log.1"), 0)
+    file.wake()
+    world.settle(1)
+    assert file.path == str(world.path("a.log")), "no scan was due"
+    expected += world.lines("a.log", 10, 12)
+    world.over()
+    world.over()
+    assert world.store.lines() == expected
+    assert world.tally.lost_bytes == 0
+
+
+def test_what_a_copy_lacks_is_counted_once_and_later_generations_are_not_taken_for_it(
+    tmp_path: Path,
+) -> None:
+    """The service is away, and of the first generation only its long header was read."""
+    header = "".join(f"# column {number:04}\n" for number in range(200))
+    size = len(header) // 2
+    world = World(tmp_path, run="all", fingerprint_size=100, batch_bytes=size)
+    ticks = iter(range(1_700_000_000 * 10**9, 1_800_000_000 * 10**9, 10**9))
+
+    def touch(name: str) -> None:
+        now = next(ticks)
+        os.utime(world.path(name), ns=(now, now))
+
+    def begin(first: int, last: int) -> list[str]:
+        world.path("a.log").write_text(header)
+        lines = world.lines("a.log", first, last)
+        touch("a.log")
+        world.settle(3)
+        return [*header.splitlines(), *lines]
+
+    world.store.away = True
+    expected = begin(0, 20)
+    shutil.copy(world.path("a.log"), world.path("a.log.1"))
+    touch("a.log.1")
+    gone = world.lines("a.log", 20, 24)
+    touch("a.log")
+    world.settle(3)
+    (file,) = world.shared.registry.files.values()
+    assert 0 < file.read.offset <= len(header) < file.content_end
+    expected += begin(100, 160)
+    world.path("a.log.1").rename(world.path("a.log.2"))
+    shutil.copy(world.path("a.log"), world.path("a.log.1"))
+    touch("a.log.1")
+    expected += begin(200, 290)
+    world.store.away = False
+    for _ in range(3):
+        world.over()
+    assert world.store.lines() == expected
+    assert world.tally.lost_bytes == sum(len(line) + 1 for line in gone)
+
+
 def test_what_was_seen_and_is_in_no_copy_is_counted(tmp_path: Path) -> None:
     world = World(tmp_path, run="{stem}")
     expected = world.lines("a.log", 0, 30_000)

@@ -18,17 +18,19 @@ from tailrace.logstore import keys
 from tailrace.logstore.batch import RunKey
 from tests.e2e.clients import run_path
 from tests.e2e.doors import HEARTBEATS, Statement, disagreements, look
-from tests.e2e.service_process import ServiceProcess
+from tests.e2e.service_process import BASE, ServiceProcess
 from tests.service.peers.processes import running
 from tests.service.peers.test_over_http import SECRET
 from tests.waiting import PATIENCE_SECONDS, until
 
 LINES = 20
+STREAM = "live stream"
 SETTINGS = {
     "TAILRACE_NODES__SECRET": SECRET,
     "TAILRACE_NODES__REFRESH_SECONDS": "0.5",
     "TAILRACE_RUNS__CLOSE_WAIT_SECONDS": "2",
     "TAILRACE_RUNS__PARTIAL_FLUSH_INTERVAL_MINUTES": "60",
+    "TAILRACE_OPENMETADATA__FINISH_GRACE_SECONDS": "0",
     **HEARTBEATS,
 }
 
@@ -120,6 +122,32 @@ def test_a_run_is_closing_at_every_node_while_one_is_killed(three: Three) -> Non
     close_at_last(b, key)
     for service in (b, reader):
         check_it_has_ended(service, key)
+
+
+@pytest.mark.in_turn(4)
+@pytest.mark.parametrize("three", ["600"], indirect=True)
+def test_a_reported_end_completes_no_stream_while_a_node_is_frozen(three: Three) -> None:
+    """The client has reported the end: the run is open, and lines of the frozen node may follow."""
+    a, b, reader = three.a, three.b, three.reader
+    key = RunKey("svc.reported", "run")
+    write(a, key, "a", durability="durable")
+    write(b, key, "b", durability="durable")
+    reported = f"{b.url}{BASE.removesuffix('/logs')}/{key.fqn}/pipelineStatus"
+    with ExitStack() as thaw:
+        os.kill(a.pid, signal.SIGSTOP)
+        thaw.callback(os.kill, a.pid, signal.SIGCONT)
+        status = {"runId": key.run, "pipelineState": "success", "timestamp": 1}
+        httpx.put(reported, json=status, timeout=60).raise_for_status()
+        for service in (b, reader):
+            assert [one.ended for one in look(service.url, key) if one.door == STREAM] == [False]
+
+    def streamed() -> list[tuple[bool | None, int | None]]:
+        found = [one for service in (a, b, reader) for one in look(service.url, key)]
+        return [(one.ended, one.lines) for one in found if one.door == STREAM]
+
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while streamed() != [(True, 2 * LINES)] * 3:
+        assert time.monotonic() < deadline
 
 
 # The lease of the frozen node outlasts the reads: nobody takes over its lines between two of them.

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from service.runtime.identity import UNFINISHED, DataFolder
+from service.runtime.identity import DataFolder
 from tailrace.backups.repository import Backup, BackupEntry, BackupFolder
 from tailrace.backups.restore import Restore
 from tailrace.cli.main import main
 from tailrace.logstore import keys
 from tailrace.logstore.batch import RunKey
 from tailrace.logstore.clock import SystemClock, system_entropy
-from tailrace.logstore.errors import Conflict
+from tailrace.logstore.errors import Conflict, StoreUnavailable
 from tailrace.logstore.filesystem import Disk
 from tailrace.logstore.objects.local import LocalStore
 from tailrace.logstore.runs.manifest import Chunk, Manifest, decode_manifest, encode_manifest
@@ -128,11 +128,33 @@ def test_a_target_that_is_not_empty_is_replaced_only_if_told(
     assert objects_of(data / "store") == before
 
 
-def test_a_restore_that_was_cut_off_starts_no_node(tmp_path: Path) -> None:
-    (tmp_path / UNFINISHED).touch()
-    folder = DataFolder(Disk(), str(tmp_path), SystemClock(), system_entropy())
+def test_a_restore_that_was_cut_off_starts_no_node(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "new"
+
+    def identify() -> None:
+        folder = DataFolder(Disk(), str(target), SystemClock(), system_entropy())
+        try:
+            folder.identity("node")
+        finally:
+            folder.release()
+
+    async def away(self: LocalStore, key: str, *_: object, **__: object) -> None:
+        raise StoreUnavailable(f"{self.uri(key)}: away")
+
+    assert call("backup", tmp_path / "b", data) == 0
+    with monkeypatch.context() as broken:
+        broken.setattr(LocalStore, "put", away)
+        broken.setattr(LocalStore, "compose", away)
+        assert restore(tmp_path / "b", target) == 1
     with pytest.raises(Conflict, match="did not end"):
-        folder.identity("node")
+        identify()
+    assert restore(tmp_path / "b", target, "--replace") == 0
+    identify()
+    before = objects_of(data / "store")
+    del before[keys.peer("n", "0" * 26)]
+    assert objects_of(target / "store") == before
 
 
 def test_a_folder_in_use_is_not_restored_into(data: Path, tmp_path: Path) -> None:
@@ -164,6 +186,10 @@ def test_the_next_backup_copies_what_is_new_and_old_ones_go(data: Path, tmp_path
 
 def test_a_backup_that_is_killed_is_no_backup(data: Path, tmp_path: Path) -> None:
     """It stands still at an object that does not answer, and is killed there."""
+    assert call("backup", tmp_path / "b", data) == 0
+    earlier, before = lists(tmp_path / "b"), contents(tmp_path / "b")
+    newer = keys.group("newer")
+    asyncio.run(local(data / "store").put(newer, b'{"group":"newer"}'))
     stuck = data / "store" / keys.watermark("n")
     stuck.parent.mkdir(parents=True)
     os.mkfifo(stuck)
@@ -171,18 +197,20 @@ def test_a_backup_that_is_killed_is_no_backup(data: Path, tmp_path: Path) -> Non
     backup = subprocess.Popen(command)
     try:
         deadline = time.monotonic() + 120
-        while not contents(tmp_path / "b"):
+        while contents(tmp_path / "b").keys() == before.keys():
             assert backup.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.02)
     finally:
         backup.send_signal(signal.SIGKILL)
         backup.wait()
-    assert restore(tmp_path / "b", tmp_path / "new") == 1
-    assert not (tmp_path / "new" / "store").exists()
+    assert lists(tmp_path / "b") == earlier
+    assert restore(tmp_path / "b", tmp_path / "old") == 0
+    assert newer not in objects_of(tmp_path / "old" / "store")
     stuck.unlink()
     assert call("backup", tmp_path / "b", data) == 0
     assert restore(tmp_path / "b", tmp_path / "new") == 0
+    assert newer in objects_of(tmp_path / "new" / "store")
 
 
 def test_a_folder_within_what_is_backed_up_is_refused(data: Path, tmp_path: Path) -> None:
