@@ -79,7 +79,7 @@ def texts() -> list[str]:
 
 def slow(pattern: re.Pattern[Any], scans: list[str]) -> list[str]:
     """The texts on which it takes long, each by its beginning."""
-    asks = [pattern.match, pattern.fullmatch, *([pattern.search] if scans else [])]
+    asks: list[Any] = [pattern.match, pattern.fullmatch, *([pattern.search] if scans else [])]
     if set(scans) - {"search", "split"}:
         asks.append(pattern.findall)
     return [
