@@ -223,7 +223,8 @@ class Node:
                 newest_date=environment.newest_date,
                 records=lambda: self.records,
                 details=lambda: self.details,
-                silent=lambda: environment.answers.silent,
+                answers=environment.answers,
+                remove_reports=lambda fqn, run: self.status.remove(fqn, run),
                 close_report=lambda key: self.status.close(key),
                 reported=lambda key: self.status.get(key),
                 make_room=self._make_room,
@@ -431,7 +432,7 @@ class Node:
         self._refuse_as_reader()
         await self.all_synced()  # accepted lines are visible then, and are deleted
         await self.run_logs.delete_run(key, wanted)
-        await self.status.remove(*key)
+        self.status.forget(*key)
         self.tail.ended(key)
 
     async def delete_pipeline(self, fqn: str, wanted: Wanted = always) -> list[str]:
@@ -439,7 +440,7 @@ class Node:
         self._refuse_as_reader()
         await self.all_synced()
         runs = await self.run_logs.delete_pipeline(fqn, wanted)
-        await self.status.remove(fqn, None)
+        self.status.forget(fqn, None)
         for run in runs:
             self.tail.ended(RunKey(fqn, run))
         return runs

@@ -268,6 +268,7 @@ def make_queue(settings: Settings, node: Node) -> SegmentQueue:
         StoreTime(environment.clock, environment.newest_date),
         settings.queue,
         woken=node.confirmations.next,
+        answers=node.environment.answers,
     )
 
 
@@ -310,7 +311,11 @@ def make_app(
         lambda: (node.identity.node, *node.identity.parents),
         texts=settings.runs.prefix,
     )
-    verification = VerificationCommand(verify_command(settings), verify_environment(settings))
+    verification = VerificationCommand(
+        verify_command(settings),
+        verify_environment(settings),
+        answers=node.environment.answers.check,
+    )
     return build_app(
         node,
         HttpApi(

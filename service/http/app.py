@@ -54,6 +54,7 @@ from service.http.static import docs_routes, web_routes
 from service.http.status import progress_routes, status_routes
 from service.http.system import Verifier, health_routes, verify_routes, version_routes
 from service.http.targets import BASE, PREFIX, canonical, canonical_beside
+from service.peers.rpc import PATH as NODES
 from service.query.engine import QueryEngine
 from service.query.live_search import LiveMatches
 from service.queue.contents import Contents
@@ -445,11 +446,14 @@ class Application:
             await self.append.refuse(NodeNotReady("the node is stopping"), scope, send)
 
     async def _answer_rest(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] in _READS:
-            with for_request():
-                await self._rest(scope, receive, send)
-        else:
+        if scope["path"].startswith(NODES):  # what they ask for may go on after the answer
             await self._with_body(scope, receive, send)
+            return
+        with for_request():
+            if scope["method"] in _READS:
+                await self._rest(scope, receive, send)
+            else:
+                await self._with_body(scope, receive, send)
 
     async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         counters, most = self.append.counters, self.settings.ingest.max_body_bytes

@@ -59,7 +59,8 @@ def answer_head(router: APIRouter) -> None:
             head = copy(route)  # to build a new route takes most of a service's start
             head.methods = {"HEAD"}
             head.include_in_schema = False
-            router.routes.append(head)
+            # Before a later route that would take a word of this path for a name.
+            router.routes.insert(router.routes.index(route), head)
 
 
 def allowed(routers: Iterable[APIRouter], scope: Scope) -> list[str]:

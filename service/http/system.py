@@ -200,7 +200,7 @@ class VerificationCommand:
     """Starts the verification command on request.
 
     A report is silent for at most `quiet_seconds`. A command that was asked to stop is killed after
-    `stop_seconds`.
+    `stop_seconds`. `answers` raises `StoreUnavailable` if the store does not answer.
     """
 
     def __init__(
@@ -208,6 +208,7 @@ class VerificationCommand:
         command: Sequence[str],
         environment: Mapping[str, str],
         *,
+        answers: Callable[[], Awaitable[None]] | None = None,
         quiet_seconds: float = 15.0,
         stop_seconds: float = 10.0,
     ) -> None:
@@ -215,6 +216,7 @@ class VerificationCommand:
         self._environment = {**os.environ, **environment}
         self._quiet_seconds = quiet_seconds
         self._stop_seconds = stop_seconds
+        self._answers = answers
         self._under_way = False
 
     async def begin(self, *, repair: bool) -> ReportLines:
@@ -222,9 +224,11 @@ class VerificationCommand:
 
         The lines are those of `tailrace verify --json`, `{"progress": {"seconds": S}}` after a
         while without another line, and `{"error": …, "hint": …}` last if it broke off. Raises
-        `Conflict` while another verification runs, `Unavailable` if it breaks off before its first
-        line.
+        `Conflict` while another verification runs, `StoreUnavailable` if the store does not answer,
+        `Unavailable` if it breaks off before its first line.
         """
+        if self._answers is not None:
+            await self._answers()
         if self._under_way:
             raise Conflict("the store is being verified", hint=_UNDER_WAY)
         self._under_way = True

@@ -42,7 +42,7 @@ from tailrace.logstore.runs.deletions import Deletion
 from tailrace.logstore.segments.detect import Carry
 from tailrace.logstore.segments.writer import record_batches
 
-_READS = ("hot", "text", "runs", "records", "journal")
+_READS = ("hot", "text", "runs", "records", "journal", "ended")
 _STEP_BYTES = 4 << 20
 _MOST_SECONDS = 60.0
 

@@ -14,9 +14,11 @@ import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
+from service.runtime.store_deadline import StoreAnswers, always_answering, note_end
 from tailrace.coordination.groups import ConsumerGroup, GroupCursor, GroupStart
 from tailrace.logstore import keys
 from tailrace.logstore.cache import BoundedCache
@@ -107,9 +109,12 @@ class Upcoming(NamedTuple):
 class ListedSegments:
     """The catalog of one node, for one store."""
 
-    def __init__(self, store: ObjectStore, clock: Clock) -> None:
+    def __init__(
+        self, store: ObjectStore, clock: Clock, answers: StoreAnswers | None = None
+    ) -> None:
         self._store = store
         self._clock = clock
+        self._answers = answers or always_answering()
         self._nodes: dict[str, dict[int, ListedObject]] = {}
         self._quarantined: dict[str, set[int]] = {}
         self._footers: BoundedCache[SegmentName, Segment] = BoundedCache(_FOOTERS)
@@ -130,7 +135,9 @@ class ListedSegments:
         while self._began is None or self._began < asked:
             if self._listing is None:
                 self._listing = asyncio.ensure_future(self._list())
-            await asyncio.shield(self._listing)
+                self._listing.add_done_callback(note_end)  # its callers may have left
+            # Background work may have begun it, without a deadline.
+            await self._answers.in_turn("the segments", partial(asyncio.shield, self._listing))
 
     def expire(self) -> None:
         """Marks the catalog as outdated: the next caller makes a listing."""

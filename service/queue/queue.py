@@ -37,6 +37,7 @@ from service.queue import transitions
 from service.queue.catalog import Leased, ListedSegments, Segment, SegmentName
 from service.queue.transitions import TimeInterval, begun, fresh
 from service.runtime.health import HealthProblem
+from service.runtime.store_deadline import StoreAnswers
 from service.settings import QueueSettings
 from tailrace.coordination.groups import (
     ConsumerGroup,
@@ -416,7 +417,8 @@ class GivenLease:
 class SegmentQueue:
     """The segment queue of a node.
 
-    `woken` waits for the next segment that this node confirms.
+    `woken` waits for the next segment that this node confirms; `answers` tells whether the store
+    answers.
     """
 
     def __init__(
@@ -429,10 +431,11 @@ class SegmentQueue:
         *,
         woken: Callable[[], Awaitable[None]],
         counters: QueueCounters | None = None,
+        answers: StoreAnswers | None = None,
     ) -> None:
         self.settings = settings
         self.counters = counters or QueueCounters()
-        self.catalog = ListedSegments(store, clock)
+        self.catalog = ListedSegments(store, clock, answers)
         self.last_error: str | None = None
         self._store = store
         self._clock = clock

@@ -7,7 +7,8 @@ deletion (`tailrace.logstore.runs.deletions`). If a node does not answer, T cove
 may have assigned, which lie up to `deleted_ahead_ms` ahead. T moves no other run's ids.
 
 If the journal refuses a deletion, it did not happen. Once the journal has it, failed steps are
-repeated until they succeed, also by the next start.
+repeated until they succeed, also by the next start. If the store falls silent, the request fails:
+nodes that start meanwhile do not know of the deletion, so its client must not go on yet.
 
 Lines above T stay, also those that another node brings into the manifest meanwhile: nobody removes
 the objects that were written for them.
@@ -23,7 +24,16 @@ nodes know of a deletion, the journal has it as unfinished, so the next start no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TypeAlias
 
 import numpy as np
@@ -33,11 +43,18 @@ from service.run_log.chunks import stored_directory
 from service.run_log.contracts import FlushProgress, RunLocks, UnflushedPin
 from service.run_log.flush import Trimmer
 from service.run_log.openmetadata import Upstream
+from service.runtime.store_deadline import StoreAnswers
 from tailrace.logstore import keys
 from tailrace.logstore import ulid as ulids
 from tailrace.logstore.batch import RunKey, lowest_and_highest
 from tailrace.logstore.clock import Clock
-from tailrace.logstore.errors import Conflict, NotFound, PreconditionFailed, TailraceError
+from tailrace.logstore.errors import (
+    Conflict,
+    NotFound,
+    OutcomeUnknown,
+    PreconditionFailed,
+    TailraceError,
+)
 from tailrace.logstore.keys import decode
 from tailrace.logstore.objects.store import ObjectStore
 from tailrace.logstore.retry import Backoff
@@ -158,6 +175,8 @@ class Deleter:
         forget: Callable[[RunKey], None],
         others: RunLogPeers,
         make_room: Callable[[], Awaitable[None]],
+        remove_reports: Callable[[str, str | None], Awaitable[None]],
+        answers: StoreAnswers,
         deleted_ahead_ms: int,
     ) -> None:
         self._store = store
@@ -178,6 +197,8 @@ class Deleter:
         self._forget = forget
         self._others = others
         self._make_room = make_room
+        self._remove_reports = remove_reports
+        self._answers = answers
         self._deleted_ahead_ms = deleted_ahead_ms
         self.notices = DeletionNotices(others, clock, gone, tombstone_done)
         self._unfinished: list[tuple[str, str | None, int]] = []
@@ -191,18 +212,16 @@ class Deleter:
         Raises `StoreUnavailable`, `OutcomeUnknown`, `Conflict`, and the journal's errors.
         """
         await self._make_room()
-        async with self._locks.of(key):
+        async with self._lock(key):
             manifest = (await self._manifests.get(key)).manifest
             elsewhere = await self._highest_elsewhere(key.fqn, key.run)
             await _check(wanted)
             t = self._horizon([manifest, Manifest(key)], [elsewhere])
             await self._begin(key.fqn, key.run, t)
-            try:
+            with self._resumed(key.fqn, key.run, t):
                 await self._record(key.fqn, key.run, t)
                 await self._remove_run(key, t)
-            except TailraceError:
-                self.resume(key.fqn, key.run, t)
-                raise
+                await self._remove_reports(*key)
         await self.notices.notify(key.fqn, key.run, t)
         self.deleted += 1
 
@@ -218,16 +237,14 @@ class Deleter:
             [*manifests, *[Manifest(key) for key in unflushed]], [elsewhere, *foreign.values()]
         )
         await self._begin(fqn, None, t)
-        try:
+        with self._resumed(fqn, None, t):
             await self._record(fqn, None, t)
             for manifest in manifests:
-                async with self._locks.of(manifest.key):
+                async with self._lock(manifest.key):
                     await self._remove_run(manifest.key, t)
                 self.deleted += 1
             await self._remove_not_imported(foreign, t)
-        except TailraceError:
-            self.resume(fqn, None, t)
-            raise
+            await self._remove_reports(fqn, None)
         await self.notices.notify(fqn, None, t)
         gone = {m.key.run for m in manifests if m.state != "deleted"}
         return sorted(gone | {key.run for key in [*unflushed, *foreign]})
@@ -275,6 +292,29 @@ class Deleter:
         await self._record_tombstone(fqn, run, t)
         self._deletions.note(fqn, run, t, own=True, moment_ms=moment_ms)
 
+    @contextmanager
+    def _resumed(self, fqn: str, run: str | None, t: int) -> Iterator[None]:
+        """Continues a deletion in the background if a step in the block fails; raises the error."""
+        try:
+            yield
+        except TailraceError as error:
+            self.resume(fqn, run, t)
+            if self._answers.silent:
+                raise OutcomeUnknown(
+                    f"the deletion is recorded at this node, and goes on later: {error}",
+                    hint="Repeat the request until it succeeds; only then do all nodes know of it.",
+                ) from error
+            raise
+
+    @asynccontextmanager
+    async def _lock(self, key: RunKey) -> AsyncIterator[None]:
+        """Holds the run's lock. A flush may hold it until the time-outs of a silent store."""
+        async with AsyncExitStack() as held:
+            await self._answers.in_turn(
+                "the run's lock", lambda: held.enter_async_context(self._locks.of(key))
+            )
+            yield
+
     def resume(self, fqn: str, run: str | None, t: int) -> None:
         """Continues a deletion that the journal knows."""
         self._unfinished.append((fqn, run, t))
@@ -309,6 +349,7 @@ class Deleter:
                     await self._remove_run(manifest.key, t)
             if run is None:
                 await self._remove_not_imported(await self._not_imported(fqn, deleted=True), t)
+            await self._remove_reports(fqn, run)
             self._unfinished.pop(0)
             await self.notices.notify(fqn, run, t)
 

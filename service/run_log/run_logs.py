@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from service.run_log.backlog import (
@@ -43,6 +43,7 @@ from service.run_log.snapshot import Snapshots
 from service.run_log.sweep import RemoteState, Sweeper, Takeover, gone
 from service.runtime.health import ClockSkew, HealthProblem
 from service.runtime.process import Offload
+from service.runtime.store_deadline import StoreAnswers, always_answering
 from service.settings import RunSettings, Settings, Tuning
 from service.status.reports import RunOutcomes
 from tailrace.coordination.lease import StoreTime
@@ -239,6 +240,10 @@ async def no_reports(_key: RunKey) -> None:
     """
 
 
+async def _no_reports_of_runs(_fqn: str, _run: str | None) -> None:
+    """Stands in for the removal of a deleted run's reports."""
+
+
 async def _room_enough() -> None:
     """Stands in if another program looks after the disk's free space."""
 
@@ -250,9 +255,10 @@ class RunLogDependencies:
     `confirmed_through` waits until all lines below a position are in segments. `last_ulid` returns
     the highest ULID of a run here. `watermark` reads a node's watermark and replaces a damaged one.
     `records` searches all stored lines; it is None as long as that is impossible. `ended` is called
-    when a run ends. `others` returns the other nodes. `silent` returns true if the store is known
-    not to answer. `close_report` notes that a run without lines was closed. `reported` returns a
-    run's status. `make_room` returns when a deletion has some room on a disk that is full.
+    when a run ends. `others` returns the other nodes. `answers` tells whether the store answers.
+    `remove_reports` removes those of a deleted run, or pipeline. `close_report` notes that a run
+    without lines was closed. `reported` returns a run's status. `make_room` returns when a deletion
+    has some room on a disk that is full.
     """
 
     journal: RunJournal
@@ -265,9 +271,10 @@ class RunLogDependencies:
     records: Callable[[], Records | None] = lambda: None
     details: Callable[[], Details | None] = lambda: None
     others: Callable[[Deletions], RunLogPeers] = lambda _: NoOtherNodes()
-    silent: Callable[[], bool] = lambda: False
+    answers: StoreAnswers = field(default_factory=always_answering)
     close_report: Callable[[RunKey], Awaitable[None]] = no_reports
     reported: Callable[[RunKey], Awaitable[RunReport | None]] = no_reports
+    remove_reports: Callable[[str, str | None], Awaitable[None]] = _no_reports_of_runs
     make_room: Callable[[], Awaitable[None]] = _room_enough
 
 
@@ -439,6 +446,8 @@ def open_run_logs(
         forget=events.deleted,
         others=others,
         make_room=rest.make_room,
+        remove_reports=rest.remove_reports,
+        answers=rest.answers,
         deleted_ahead_ms=settings.ingest.deleted_ahead_ms,
     )
     sweeper = Sweeper(
@@ -475,7 +484,7 @@ def open_run_logs(
         chunk_repairer.repair,
         others,
         remote_state.held,
-        rest.silent,
+        lambda: rest.answers.silent,
     )
     held = HeldLines(node, journal.pin, backlog, progress)
     events.on_inherited(held.inherited)

@@ -2,8 +2,8 @@
 
 Within `for_request` a read of the store ends with `StoreUnavailable` after `seconds` without an
 answer. A write that such a request causes may take longer, as long as the store answers others
-meanwhile; otherwise it ends with `OutcomeUnknown`. Background work keeps the time-outs of the store
-itself, which may be minutes.
+meanwhile; otherwise it ends with `OutcomeUnknown`. The same holds for its wait for other work that
+uses the store (`in_turn`). Background work keeps the store's own time-outs, which may be minutes.
 
     a read is not answered in time ──► the store is silent ──► reads of requests fail at once:
                                             │                  they hold no thread, no connection
@@ -139,12 +139,17 @@ class StoreAnswers:
         try:
             while not work.done():
                 done, _ = await asyncio.wait({work}, timeout=self.seconds)
-                if not done and not await self.asked():
+                if not done and not await self.asked() and not work.done():
                     raise error
             return work.result()
         finally:
             work.cancel()
-            work.add_done_callback(_note_end)
+            work.add_done_callback(note_end)
+
+    async def check(self) -> None:
+        """Raises `StoreUnavailable` if the store does not answer a request now."""
+        if self.silent or not await self.asked():
+            raise self.error()
 
     async def asked(self) -> bool:
         """Whether the store answers a request now, within the deadline."""
@@ -207,7 +212,7 @@ def always_answering() -> StoreAnswers:
     return StoreAnswers(_nothing, 3600.0)
 
 
-def _note_end(work: asyncio.Future[T]) -> None:
+def note_end(work: asyncio.Future[T]) -> None:
     """Retrieves an error without a waiting caller, so that asyncio does not report it."""
     if not work.cancelled():
         work.exception()

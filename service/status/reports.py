@@ -29,7 +29,7 @@ manifest, the report and its clock.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -248,19 +248,34 @@ class Reports:
         return None
 
     async def remove(self, fqn: str, run: str | None) -> None:
-        """Removes all reports of a run, or of a pipeline. Raises `StoreUnavailable`."""
+        """Removes the deleted reports of a run, or of a pipeline. Raises `StoreUnavailable`.
+
+        Keeps those that came after the deletion, which may have waited for the store.
+        """
         for folder in FOLDERS:
             if run is None:
-                await self._delete_below(keys.reports_of(folder, fqn))
+                await self._remove(await self._names_below(keys.reports_of(folder, fqn)))
                 continue
             one = keys.run_report(folder, RunKey(fqn, run))
-            await self._store.delete([one])
-            await self._delete_below(f"{one}/")
+            await self._remove([one, *await self._names_below(f"{one}/")])
 
-    async def _delete_below(self, prefix: str) -> None:
-        found = [info.key async for info in self._store.list(prefix)]
-        for start in range(0, len(found), _DELETE_COUNT):
-            await self._store.delete(found[start : start + _DELETE_COUNT])
+    async def _names_below(self, prefix: str) -> list[str]:
+        return [info.key async for info in self._store.list(prefix)]
+
+    async def _remove(self, names: Sequence[str]) -> None:
+        gone: list[str] = []
+        for start in range(0, len(names), _READERS):
+            some = names[start : start + _READERS]
+            shown = await asyncio.gather(*[self._is_shown(name) for name in some])
+            gone += [name for name, kept in zip(some, shown, strict=True) if not kept]
+        for start in range(0, len(gone), _DELETE_COUNT):
+            await self._store.delete(gone[start : start + _DELETE_COUNT])
+
+    async def _is_shown(self, name: str) -> bool:
+        try:
+            return await self._read(name) is not None
+        except (Damaged, UnsupportedVersion):
+            return False
 
     def _fresh(self, key: RunKey, value: Mapping[str, Any], created_ms: int | None) -> RunReport:
         now = self._clock.now_ms()

@@ -401,12 +401,16 @@ class RunStatus:
 
     async def remove(self, fqn: str, run: str | None) -> None:
         """Removes reports of a deleted run, or of all runs. Raises `StoreUnavailable`."""
+        self.forget(fqn, run)
+        await self._reports.remove(fqn, run)
+
+    def forget(self, fqn: str, run: str | None) -> None:
+        """Drops what is in memory of a deleted run, or of all runs."""
         for key in [key for key in self._progress if key.fqn == fqn and run in (None, key.run)]:
             self._progress.pop(key)
         self.unfinished.remove(fqn, run)
         if run is not None:
             self.endings.note(RunKey(fqn, run), None)
-        await self._reports.remove(fqn, run)
 
     async def run(self) -> None:
         """Removes expired reports regularly, as long as the node lives."""

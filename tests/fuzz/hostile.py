@@ -333,6 +333,7 @@ class Operation:
     method: str
     names: list[str]
     query: list[str]
+    required: list[str]
     has_body: bool
     streams: bool = field(init=False)
 
@@ -346,6 +347,11 @@ class Operation:
 
 def operations() -> list[Operation]:
     """All that the app routes, but those that are left out."""
+    return [one for one in every_operation() if one.path not in _LEFT_OUT]
+
+
+def every_operation() -> list[Operation]:
+    """All that the app routes."""
     app = documented()
     documents: Mapping[str, Any] = app.openapi()["paths"]
     found = [
@@ -354,6 +360,7 @@ def operations() -> list[Operation]:
             method.upper(),
             [one["name"] for one in told.get("parameters", []) if one["in"] == "path"],
             [one["name"] for one in told.get("parameters", []) if one["in"] == "query"],
+            [one["name"] for one in told.get("parameters", []) if one.get("required")],
             method.upper() in ("POST", "PUT", "DELETE", "PATCH"),
         )
         for path, methods in documents.items()
@@ -366,9 +373,16 @@ def operations() -> list[Operation]:
                 like = known.get(f"GET {route.path_format}")
                 names = sorted(route.param_convertors)
                 found.append(
-                    Operation(route.path_format, method, names, like.query if like else [], False)
+                    Operation(
+                        route.path_format,
+                        method,
+                        names,
+                        like.query if like else [],
+                        like.required if like else names,
+                        has_body=False,
+                    )
                 )
-    return [one for one in found if one.path not in _LEFT_OUT]
+    return found
 
 
 class Hostile:

@@ -13,6 +13,7 @@ from service.run_log.listing import RunFilter, RunSummary
 from service.run_log.repair import Records
 from service.run_log.run_logs import RunLogDependencies, RunLogs, open_run_logs
 from service.runtime.process import in_place
+from service.runtime.store_deadline import always_answering
 from service.settings import Settings, Tuning
 from service.shipping.watermarks import Watermarks
 from service.status.reports import Reports
@@ -124,6 +125,7 @@ class World:
     records: Records | None = None
     newest_date: Callable[[], DateSample | None] | None = None
     others: RunLogPeers = NoOtherNodes()
+    answers = always_answering()
     inline_bytes = 0
     """All texts of tests are small: in objects nonetheless, unless a test asks for others."""
 
@@ -174,6 +176,7 @@ class World:
                 newest_date=self.newest_date,
                 records=lambda: self.records,
                 others=lambda _: self.others,
+                answers=self.answers,
                 reported=lambda key: self.reports.get(keys.STATUS, key),
             ),
         )

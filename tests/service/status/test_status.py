@@ -50,6 +50,9 @@ def test_a_deletion_that_is_killed_half_way_shows_no_report() -> None:
         await server.says("success")
         assert await heard(server) == [RUN]
         server.outage.words.clear()
+        await server.passes(seconds=20)  # the deletion goes on, and takes no later report
+        assert server.node.run_logs.deleter.unfinished == 0
+        assert await heard(server) == [RUN]
         await server.delete()
         assert await heard(server) == []
         assert [info async for info in server.disk_store.list("coordination/status/")] == []
