@@ -86,7 +86,7 @@ fuzz: dev ## Hostile input to all routes and configurations, requests made up fr
 
 bench: dev ## Every figure of the README, or one: BENCH=ingest
 	@for name in $(or $(BENCH),ingest outage live pages compaction amplification executors drivers \
-		query query_busy query_growth s3 runs stall leases queue nodes forward); do \
+		query query_peer query_busy query_growth s3 runs stall leases queue nodes forward); do \
 		echo "== $$name"; $(PY) -m benchmarks.$$name $(ARGS) || exit 1; done
 
 ##@ Maintain

@@ -58,7 +58,7 @@ class Watched:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._cpu = self._cpu_seconds()
+        self._cpu = cpu_seconds(self._pid)
         self.rss_samples: list[int] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
@@ -68,12 +68,12 @@ class Watched:
         """Stops sampling: CPU seconds since the beginning."""
         self._stop.set()
         self._thread.join()
-        return self._cpu_seconds() - self._cpu
+        return cpu_seconds(self._pid) - self._cpu
 
     @property
     def cpu_seconds(self) -> float:
         """CPU seconds since the beginning."""
-        return self._cpu_seconds() - self._cpu
+        return cpu_seconds(self._pid) - self._cpu
 
     @property
     def peak_mb(self) -> float:
@@ -92,9 +92,11 @@ class Watched:
         while not self._stop.wait(0.25):
             self.rss_samples.append(_rss(self._pid))
 
-    def _cpu_seconds(self) -> float:
-        fields = Path(f"/proc/{self._pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
+
+def cpu_seconds(pid: int) -> float:
+    """CPU seconds of a process since it began."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def _rss(pid: int) -> int:

@@ -3,12 +3,12 @@
     python -m benchmarks.query [--gigabytes 1] [--hours 24] [--rounds 5]
 
 Builds a table of at least that much text (lines of `benchmarks.corpus`), as the
-compactor leaves it: by hour, sorted by fqn, run, ULID, zstd, in its row groups. Then each
-search runs through the engine to ndjson bytes, as over HTTP, and as bare SQL through DuckDB to
-Arrow. Prints the medians in ms and engine/bare, and what one more search by the engine reads (a
-regular expression reads in another process, which is not counted). All is warm. Then the fixed
-cost of a search through a running service (`query_fixed.py`), and searches beside VictoriaLogs
-(`query_peer.py`).
+compactor leaves it: by hour, sorted by fqn, run, ULID, zstd, in its row groups. No block of lines
+occurs twice. Then each search runs through the engine to ndjson bytes, as over HTTP, and as bare
+SQL through DuckDB to Arrow. Prints the medians in ms and engine/bare, and what one more search by
+the engine reads (a regular expression reads in another process, which is not counted). All is warm.
+Then the fixed cost of a search through a running service (`query_fixed.py`). `query_peer.py` asks
+over HTTP, of lines that were posted, beside VictoriaLogs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ import duckdb
 import pyarrow as pa
 from deltalake import ColumnProperties, WriterProperties, write_deltalake
 
-from benchmarks import query_fixed, query_peer
-from benchmarks.corpus import lines_of, source
+from benchmarks import query_fixed
+from benchmarks.corpus import blocks, source
 from compactor.skip_index import build as build_index
 from service.query.engine import QueryEngine
 from service.query.output import Ndjson
@@ -53,7 +53,6 @@ HOUR_MS = 3_600_000
 BATCH_LINES = 1_000
 RUNS = [RunKey(f"warehouse.ingest_{i:02d}", f"run-{j}") for i in range(20) for j in range(3)]
 NEEDLE = "needle 7f3a9c51"
-_DISTINCT_LINES = 200_000
 # As `compactor/spark/engine.py` has it.
 WRITER = WriterProperties(
     compression="ZSTD",
@@ -118,23 +117,31 @@ def no_records(_: Batches) -> Iterator[pa.RecordBatch]:
     return iter(())
 
 
-def hour_of_text(hour: int, size: int, lines: Sequence[str], rng: random.Random) -> pa.Table:
-    """About `size` bytes of text in one hour, sorted as the compactor sorts."""
+def hour_of_text(hour: int, size: int, text: Iterator[bytes], rng: random.Random) -> pa.Table:
+    """About `size` bytes of text in one hour, sorted as the compactor sorts.
+
+    `text` gives blocks of lines.
+    """
     suffixes = [ulid.encode(i)[-5:] for i in range(BATCH_LINES)]
-    average = sum(map(len, lines)) / len(lines)
-    count = max(1, round(size / average / BATCH_LINES))
+    lines, taken = list[str](), 0
+    while taken < size:
+        block = next(text)
+        taken += len(block)
+        lines += block.decode(errors="replace").split("\n")[:-1]
+    count = max(1, len(lines) // BATCH_LINES)
     batches = sorted(
         (rng.choice(RUNS), START_MS + hour * HOUR_MS + i * HOUR_MS // count) for i in range(count)
     )
     ids, messages = [], []
-    for _, at in batches:
+    for n, (_, at) in enumerate(batches):
         prefix = ulid.encode(at << 80 | rng.getrandbits(55) << 25)[:21]
         ids += [prefix + suffix for suffix in suffixes]
-        messages += rng.choices(lines, k=BATCH_LINES)
+        messages += lines[n * BATCH_LINES : (n + 1) * BATCH_LINES]
     messages[rng.randrange(len(messages))] = NEEDLE
-    rows = len(ids)
+    rows = len(messages)
+    del ids[rows:]
     moment = datetime.fromtimestamp(START_MS / 1000 + hour * 3600, UTC)
-    each = [value for batch in batches for value in [batch] * BATCH_LINES]
+    each = [value for batch in batches for value in [batch] * BATCH_LINES][:rows]
     columns = {
         "ulid": ids,
         "ts": pa.array([at * 1000 for _, at in each], pa.timestamp("us", "UTC")),
@@ -151,12 +158,12 @@ def hour_of_text(hour: int, size: int, lines: Sequence[str], rng: random.Random)
     return pa.table(columns, schema=COLUMNS)
 
 
-def build(table: Table, gigabytes: float, hours: int, lines: Sequence[str]) -> int:
+def build(table: Table, gigabytes: float, hours: int) -> int:
     """Fills the table; the bytes of text in it."""
     table.create()
-    rng, total = random.Random(1), 0
+    rng, text, total = random.Random(1), blocks(), 0
     for hour in range(hours):
-        rows = hour_of_text(hour, int(gigabytes * 1e9 / hours) + 1, lines, rng)
+        rows = hour_of_text(hour, int(gigabytes * 1e9 / hours) + 1, text, rng)
         total += rows.column("message").nbytes
         write_deltalake(
             table.uri,
@@ -222,17 +229,11 @@ async def timed(rounds: int, work: Callable[[], Awaitable[int]]) -> tuple[float,
     return statistics.median(taken), found
 
 
-async def measure(root: str, arguments: argparse.Namespace) -> list[str]:
-    """Prints the searches through the engine; the table's files."""
+async def measure(root: str, arguments: argparse.Namespace) -> None:
+    """Builds the table, and prints the searches through the engine."""
     store = LocalStore(f"{root}/store", Disk(), SystemClock(), random.Random(1))
     table = Table(store.uri(keys.TABLE))
-    lines = [line.decode(errors="replace").rstrip("\n") for line in lines_of(_DISTINCT_LINES)]
-    size = build(
-        table,
-        arguments.gigabytes,
-        arguments.hours,
-        lines,
-    )
+    size = build(table, arguments.gigabytes, arguments.hours)
     indexed = 0
     for file in table.snapshot().files:
         index = await build_index(store, file)
@@ -267,7 +268,6 @@ async def measure(root: str, arguments: argparse.Namespace) -> list[str]:
         print(f"{search.name:<18} {times} {found:>9,} {read:>8.1f}")
     engine.close()
     connection.close()
-    return files
 
 
 def main() -> None:
@@ -277,12 +277,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds of each search")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
-        files = asyncio.run(measure(root, arguments))
-        data, store = Path(root) / "data", Path(root) / "store"
-        query_fixed.report(data, store)
-        asked = query_peer.searches(RUNS[7].fqn, NEEDLE)
-        query_peer.report(data, store, files, asked, arguments.rounds)
-        query_peer.report_s3(data, store, asked, arguments.rounds)
+        asyncio.run(measure(root, arguments))
+        query_fixed.report(Path(root) / "data", Path(root) / "store")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import random
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +24,7 @@ import pyarrow.parquet as pq
 from deltalake import write_deltalake
 
 from benchmarks import query
-from benchmarks.corpus import lines_of
+from benchmarks.corpus import blocks
 from service.query.engine import QueryEngine
 from service.query.request import QueryRequest
 from tailrace.logstore import keys, ulid
@@ -36,10 +37,10 @@ _HOUR_GB = 0.1
 _LOOK_UPS = 100
 
 
-def _grow(table: Table, hour: int, lines: list[str], rng: random.Random) -> None:
+def _grow(table: Table, hour: int, text: Iterator[bytes], rng: random.Random) -> None:
     write_deltalake(
         table.uri,
-        query.hour_of_text(hour, int(_HOUR_GB * 1e9), lines, rng),
+        query.hour_of_text(hour, int(_HOUR_GB * 1e9), text, rng),
         mode="append",
         partition_by=["date", "hour"],
         writer_properties=query.WRITER,
@@ -101,13 +102,13 @@ async def measure(root: str, gigabytes: float, stated: float) -> None:
     table, rng = Table(store.uri(keys.TABLE)), random.Random(1)
     table.create()
     engine = query.engine_over(store, table, f"{root}/scratch")
-    lines = [line.decode(errors="replace").rstrip("\n") for line in lines_of(50_000)]
+    text = blocks()
     real, hours, target = round(gigabytes / _HOUR_GB), 0, 1
     records: list[tuple[str, str, str]] = []
     print(f"{'GB':>6}{'files':>8}{'ms':>8}")
     while target <= round(stated / _HOUR_GB):  # at each doubling
         while hours < min(target, real):
-            _grow(table, hours, lines, rng)
+            _grow(table, hours, text, rng)
             hours += 1
         if hours < target:
             _state(table, hours, target - hours)

@@ -1,29 +1,34 @@
-"""Searches over HTTP beside VictoriaLogs, over the same records, in turn in one run.
+"""Searches over HTTP beside VictoriaLogs, over lines that were just posted to both.
 
-    VICTORIA_LOGS=victoria-logs python -m benchmarks.query
+    VICTORIA_LOGS=victoria-logs python -m benchmarks.query_peer [--megabytes 400] [--rounds 9]
 
-VictoriaLogs is a binary that its repository builds (`go build ./app/victoria-logs`). It gets the
-records of the table as JSON lines, with pipeline and run as its stream. Each search is asked of
-both, and the whole reply is read.
+Each block of the corpus (`benchmarks.corpus`) has digits of its own, so ids differ from line to
+line as in real logs. The lines are posted to both over HTTP, compacted by `tailrace compact`, and
+left until both programs are quiet. Nothing is warmed or laid out for a search. Then each search is
+asked of both in turns, and the whole reply is read.
 
-    cold    a program that answered nothing yet but an empty search, and the page cache dropped,
-            which takes root
-    warm    the median of the rounds, after all searches were asked and what they read was copied
-    stored  the bytes that the search says it had to read, as they are stored
+    first   the first time that the search is asked
+    then    the median of the rounds after it
+    cold    the first time after both were started again, with the page cache dropped, as root
 
-Without the peer, the same is measured over a real S3 server (MinIO), with the requests that went
-there and the bytes that came back.
+VictoriaLogs is a binary that its repository builds (`go build ./app/victoria-logs`). Without it,
+the same is measured alone. With `--minio` the searches are also asked over a real S3 server, with
+the requests that went there and the bytes that came back:
 
-    cold    as above: files of the table are in the service's cache on its disk
+    cold    a new process; files of the table are in the service's cache on its disk
     first   without that cache, as if the service had never read the bucket
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import re
 import socket
 import statistics
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -35,8 +40,10 @@ import httpx
 import orjson
 import pyarrow.parquet as pq
 
+from benchmarks.corpus import corpus, source
+from benchmarks.process import cpu_seconds
 from benchmarks.wire import Traffic, Wire, counted
-from tests.e2e.service_process import ServiceProcess
+from tests.e2e.service_process import BASE, ServiceProcess
 from tests.servers.minio import Bucket, Minio, running_minio, why_no_minio
 
 BINARY: Final = "VICTORIA_LOGS"
@@ -76,7 +83,12 @@ class Place(Protocol):
         ...
 
     def stop(self) -> object:
-        """Ends it."""
+        """Ends it, if it runs."""
+        ...
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
         ...
 
     def ask(self, search: Search) -> Reply:
@@ -89,14 +101,26 @@ class Tailrace:
 
     def __init__(self, data: Path, store: Path | None, **settings: str) -> None:
         self._service = ServiceProcess(data, store=store, **settings)
-        self.start, self.stop = self._service.start, self._service.stop
-        self.url = self._service.url
+        self.start, self.url = self._service.start, self._service.url
+
+    def stop(self) -> None:
+        if self._service.running:
+            self._service.stop()
 
     def ask(self, search: Search) -> Reply:
         limit = {} if search.limit is None else {"limit": str(search.limit)}
         url, asking = f"{self.url}/query", {"from": "0"} | dict(search.ours) | limit
         ms, lines, last = _asked(url, asking)
         return Reply(ms, lines - 1, int(orjson.loads(last)["stats"]["bytes"]))
+
+    @property
+    def pid(self) -> int:
+        return self._service.pid
+
+    def post(self, client: httpx.Client, fqn: str, run: str, lines: Sequence[bytes]) -> float:
+        """Posts a batch, which is durable then; returns the seconds."""
+        headers = {"Content-Type": "text/plain"}
+        return _post(client, f"{self.url}{BASE}/{fqn}/{run}", b"".join(lines), headers)
 
     def wait_for_copies(self) -> None:
         """Returns once the service fetches and copies no more table files."""
@@ -127,6 +151,18 @@ class VictoriaLogs:
         assert self._process is not None, "start() comes first"
         return self._process.pid
 
+    def post(self, client: httpx.Client, fqn: str, run: str, lines: Sequence[bytes]) -> float:
+        """Posts a batch as JSON lines with the time of their arrival; returns the seconds."""
+        name = {"fqn": fqn, "run_id": run, "_time": "0"}
+        body = b"".join(
+            orjson.dumps(
+                name | {"_msg": line.rstrip(b"\n").decode("utf-8", "replace")},
+                option=orjson.OPT_APPEND_NEWLINE,
+            )
+            for line in lines
+        )
+        return _post(client, f"{self.url}/insert/jsonline?_stream_fields=fqn,run_id", body, {})
+
     def start(self) -> None:
         self._process = subprocess.Popen(self._command)
         _wait_for(f"{self.url}/health")
@@ -134,7 +170,8 @@ class VictoriaLogs:
     def stop(self) -> None:
         if self._process is not None:
             self._process.terminate()
-            self._process.wait()
+            self._process.wait(timeout=_PATIENCE_SECONDS)
+            self._process = None
 
     def ask(self, search: Search) -> Reply:
         limit = {} if search.limit is None else {"limit": str(search.limit)}
@@ -149,47 +186,140 @@ _EMPTY: Final = [
 ]
 
 
-def searches(fqn: str, needle: str) -> Sequence[Search]:
-    """Those of the table in `docs/develop/benchmarks.md`."""
-    regex = r"blk_-?\d*77\d*99 "
+def searches(fqn: str, rare: str) -> Sequence[Search]:
+    """Returns the seven questions of `docs/develop/benchmarks.md`; `rare` is in one line."""
+    regex = r"Failed password for .* from 1\d+\."
+    inside = rare[6:16]
     return [
-        Search("rare token", {"q": needle}, needle),
-        Search("word in a pipeline", {"q": "Exception", "fqn": fqn}, f'{{fqn="{fqn}"}} Exception'),
-        Search("word, limit 1,000", {"q": "Exception"}, "Exception", 1_000),
-        Search("word, all hits", {"q": "Exception"}, "Exception"),
+        Search("rare id", {"q": rare}, f'"{rare}"'),
+        Search("within a word", {"q": inside}, f'~"{inside}"'),
+        Search("word, limit 1,000", {"q": "terminating"}, '"terminating"', 1_000),
+        Search("word, all hits", {"q": "error"}, '"error"'),
         Search("regex", {"q": f"/{regex}/"}, f"~{orjson.dumps(regex).decode()}"),
-        Search("within words", {"q": "xceptio"}, '~"xceptio"'),
+        Search("word in a pipeline", {"q": "error", "fqn": fqn}, f'{{fqn="{fqn}"}} "error"'),
         Search("newest 1,000", {}, "*", 1_000),
     ]
 
 
-def report(
-    data: Path, store: Path, files: Sequence[str], asked: Sequence[Search], rounds: int
-) -> None:
-    """Prints a line for each search beside VictoriaLogs: ms of both, warm and cold, and records."""
-    binary = os.environ.get(BINARY)
-    ours = Tailrace(data, store)
-    with ExitStack() as stack:
-        places: list[Place] = [ours]
-        if binary:
-            peer = VictoriaLogs(binary, data.parent / "victoria-logs")
-            peer.start()
-            stack.callback(peer.stop)
-            load_peer(peer.url, files)
-            peer.stop()
-            places.append(peer)
-        else:
-            print(f"not beside VictoriaLogs: {BINARY} does not name its binary")
-        cold = {place: _cold(place, asked) for place in places}
-        warm = _warm(places, asked, rounds, ours.wait_for_copies)
-    names = ["ours", "peer"][: len(places)]
-    print(f"{'over HTTP, ms':<20}" + "".join(f"{n + ' warm':>11}{n + ' cold':>11}" for n in names))
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Milliseconds of a search: asked first, then, and first after a restart; its records."""
+
+    first: float
+    then: float
+    cold: float
+    lines: int
+
+
+def report(places: Sequence[Place], asked: Sequence[Search], rounds: int) -> None:
+    """Prints a line for each search: the ms of each place, and ours divided by the peer's."""
+    taken = {
+        place: {search.name: list[Reply]() for search in asked} for place in places
+    }  # the rounds of each search
     for search in asked:
-        found = [(warm[place][search.name], cold[place][search.name]) for place in places]
-        times = "".join(f"{w.ms:>11.1f}{c.ms:>11.1f}" for w, c in found)
-        ratio = f"  ratio {found[0][0].ms / found[1][0].ms:.2f}" if binary else ""
-        lines = " / ".join(f"{w.lines:,}" for w, _ in found)
-        print(f"{search.name:<20}{times}{ratio}  records {lines}")
+        for _ in range(rounds):
+            for place in places:
+                taken[place][search.name].append(place.ask(search))
+    for place in places:
+        place.stop()
+    cold = {place: _cold(place, asked) for place in places}
+    names = ["ours", "peer"][: len(places)]
+    heads = "".join(f"{f'{name} {which}':>12}" for name in names for which in Times.__slots__[:3])
+    print(f"{'over HTTP, ms':<20}{heads}")
+    for search in asked:
+        found = [_times(taken[one][search.name], cold[one][search.name]) for one in places]
+        columns = "".join(f"{t.first:>12.1f}{t.then:>12.1f}{t.cold:>12.1f}" for t in found)
+        ratio = ""
+        if len(found) > 1:
+            ours, peer = found
+            ratio = f"  ratio {ours.then / peer.then:.2f}, cold {ours.cold / peer.cold:.2f}"
+        lines = " / ".join(f"{one.lines:,}" for one in found)
+        print(f"{search.name:<20}{columns}{ratio}  records {lines}", flush=True)
+
+
+def _times(replies: Sequence[Reply], cold: Reply) -> Times:
+    then = statistics.median(reply.ms for reply in replies[1:])
+    return Times(replies[0].ms, then, cold.ms, replies[0].lines)
+
+
+# --- Posting ------------------------------------------------------------------------------------
+
+
+_PIPELINES: Final = 50
+_BATCH_LINES: Final = 5_000
+_FLUSH_SECONDS: Final = 15  # until the last lines are in segments
+_COMPACTED_SECONDS: Final = 1_800
+_CALM_SECONDS: Final = 3
+_CALM_CPU: Final = 0.1  # seconds of a second
+_MOST_CALMING_SECONDS: Final = 300
+_RARE: Final = re.compile(rb"blk_-?[0-9]{15,}|\S{12,}")
+
+
+def fqn_of(number: int) -> str:
+    """Returns the pipeline of a batch."""
+    return f"shop.load_{number % _PIPELINES:02}"
+
+
+def post(path: Path, ours: Tailrace, peer: VictoriaLogs | None) -> str:
+    """Posts the file's lines to both, a batch at a time, in turns; returns a rare id of them."""
+    rare, lines = "", list[bytes]()
+    size, taken, batches = path.stat().st_size, [0.0, 0.0], 0
+    with path.open("rb") as file, httpx.Client(timeout=300) as client:
+
+        def send() -> None:
+            nonlocal batches
+            fqn, run = fqn_of(batches), f"run-{batches // _PIPELINES % 3}"
+            for which, place in enumerate([ours, peer]):
+                if place is not None:
+                    taken[which] += place.post(client, fqn, run, lines)
+            batches += 1
+            lines.clear()
+
+        for line in file:
+            lines.append(line)
+            if not rare and file.tell() > size // 2 and (found := _RARE.search(line)):
+                rare = found[0].decode("utf-8", "replace")
+            if len(lines) == _BATCH_LINES:
+                send()
+        send()
+    speeds = [f"{size / 1e6 / seconds:.0f} MB/s" for seconds in taken if seconds]
+    print(f"{size / 1e6:.0f} MB ({source()}) over one connection: {', '.join(speeds)}", flush=True)
+    return rare
+
+
+def compact(data: Path) -> None:
+    """Runs passes of the compactor until the table has every segment."""
+    began = time.monotonic()
+    while True:
+        command = [sys.executable, "-m", "tailrace", "compact", "--data", str(data)]
+        run = subprocess.run(
+            command, check=False, capture_output=True, text=True, timeout=_COMPACTED_SECONDS
+        )
+        if run.returncode:
+            raise SystemExit(f"the compactor ended with {run.returncode}: {run.stderr[-500:]}")
+        summary = orjson.loads(run.stdout.strip().splitlines()[-1])
+        if not summary["held_elsewhere"] and not summary["lag"]["segments"]:
+            break
+        if time.monotonic() - began > _COMPACTED_SECONDS:
+            raise SystemExit(f"segments are left after {_COMPACTED_SECONDS} s: {summary['lag']}")
+        time.sleep(1)
+    print(f"compacted in {time.monotonic() - began:.0f} s", flush=True)
+
+
+def wait_until_calm(pids: Sequence[int]) -> None:
+    """Waits until the programs have been at rest for some seconds, or for five minutes."""
+    began = calm = time.monotonic()
+    while time.monotonic() - calm < _CALM_SECONDS:
+        before = sum(map(cpu_seconds, pids))
+        time.sleep(1)
+        if sum(map(cpu_seconds, pids)) - before > _CALM_CPU:
+            calm = time.monotonic()
+        if calm - began > _MOST_CALMING_SECONDS:
+            print("they are still busy", flush=True)
+            return
+
+
+# --- S3 -----------------------------------------------------------------------------------------
 
 
 def report_s3(data: Path, store: Path, asked: Sequence[Search], rounds: int) -> None:
@@ -335,6 +465,18 @@ def _asked(url: str, asking: Mapping[str, str]) -> tuple[float, int, bytes]:
     return ms, lines, last.rstrip(b"\n").rsplit(b"\n", 1)[-1]
 
 
+def _post(client: httpx.Client, url: str, body: bytes, headers: Mapping[str, str]) -> float:
+    """Posts it, again while the server says that it has no room; returns the seconds."""
+    began = time.monotonic()
+    while True:
+        reply = client.post(url, content=body, headers=dict(headers))
+        taken = time.monotonic() - began
+        if reply.status_code not in (429, 503, 507) or taken > _PATIENCE_SECONDS:
+            reply.raise_for_status()
+            return taken
+        time.sleep(0.5)
+
+
 def _wait_for(url: str) -> None:
     end = time.monotonic() + _PATIENCE_SECONDS
     while True:
@@ -367,3 +509,35 @@ def load_peer(peer: str, files: Sequence[str]) -> None:
                 ).raise_for_status()
         client.get(f"{peer}/internal/force_flush").raise_for_status()
         client.get(f"{peer}/internal/force_merge")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Searches beside VictoriaLogs.")
+    parser.add_argument("--megabytes", type=int, default=400, help="text that is posted")
+    parser.add_argument("--rounds", type=int, default=9, help="how often each search is asked")
+    parser.add_argument("--minio", action="store_true", help="ask over S3 as well")
+    arguments = parser.parse_args()
+    text = corpus(arguments.megabytes * 1_000_000)
+    binary = os.environ.get(BINARY)
+    with tempfile.TemporaryDirectory() as root, ExitStack() as stack:
+        data, store = Path(root) / "data", Path(root) / "data" / "store"
+        ours = Tailrace(data, None)
+        peer = VictoriaLogs(binary, Path(root) / "victoria-logs") if binary else None
+        places = [place for place in (ours, peer) if place is not None]
+        for place in places:
+            place.start()
+            stack.callback(place.stop)
+        if peer is None:
+            print(f"not beside VictoriaLogs: {BINARY} does not name its binary")
+        rare = post(text, ours, peer)
+        time.sleep(_FLUSH_SECONDS)
+        compact(data)
+        wait_until_calm([place.pid for place in places])
+        asked = searches(fqn_of(7), rare)
+        report(places, asked, arguments.rounds)
+        if arguments.minio:
+            report_s3(data, store, asked, arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()
