@@ -166,7 +166,10 @@ def test_a_file_that_is_gone_or_does_not_read_is_an_alarm(lake: Lake) -> None:
     report = PassReport()
     assert indexed(lake, report) == 1
     assert names(lake) == {f"{keys.TABLE}/{whole.path}"}
-    assert [alarm.split(" of the table")[0] for alarm in report.alarms] == [rotten.path, gone.path]
+    assert [alarm.split(" ")[0] for alarm in report.alarms] == [
+        rotten.path,
+        gone.path,
+    ]
 
 
 @pytest.mark.parametrize("fault", AT_EACH_STEP)

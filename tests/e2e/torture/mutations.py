@@ -67,7 +67,7 @@ MUTATIONS = [
     Mutation(
         "a chunk takes in copies of what is in others",
         "service/run_log/flush.py",
-        "return (await news([source], [part], manifest, self._chunks, horizon))[0]",
+        "return (await select_new([source], [part], manifest, self._chunks, horizon))[0]",
         "return part",
     ),
     Mutation(

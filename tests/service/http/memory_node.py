@@ -39,7 +39,7 @@ from tailrace.logstore.keys import encode
 from tailrace.logstore.objects.local import LocalStore, inline
 from tailrace.logstore.patterns import TextTest
 from tailrace.logstore.position import Cursor, Position
-from tailrace.logstore.ulid import Minter
+from tailrace.logstore.ulid import Minter, lowest_at
 from tests.simulation.powercut import PowerCutFileSystem
 
 NODE = "node-01"
@@ -353,6 +353,7 @@ class MemoryNode:
         self.next_pos = 0
         self._minter = Minter(SystemClock(), system_entropy())
         self._known: dict[tuple[RunKey, int], Held] = {}
+        self._deleted: dict[RunKey, int] = {}  # the highest ULID that a deletion covers
         self.submitted = 0
         self.lost: Exception | None = None
         """What becomes of submitted batches in place of being stored."""
@@ -370,7 +371,7 @@ class MemoryNode:
                 self.store,
                 clock,
                 system_entropy(),
-                horizon=lambda _: 0,
+                horizon=lambda key: self._deleted.get(key, 0),
                 cache_bytes=self.openmetadata.report_cache_bytes,
             ),
             clock,
@@ -447,6 +448,7 @@ class MemoryNode:
 
     async def delete_run(self, key: RunKey, wanted: Wanted = always) -> None:
         self.run_logs.held.pop(key, None)
+        self._deleted[key] = lowest_at(SystemClock().now_ms() + 1) - 1
         await self.status.remove(*key)
         self.tail.ended(key)
 

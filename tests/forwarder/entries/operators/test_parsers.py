@@ -231,7 +231,7 @@ def test_an_operator_passes_over_what_its_condition_is_not_true_of() -> None:
     ("operator", "says"),
     [
         ({"type": "router"}, "'router' is not supported; use one of container, json"),
-        ({"type": "csv_parser"}, "csv_parser"), ({}, "has a type"), ({"type": "regex_parser",
+        ({"type": "csv_parser"}, "csv_parser"), ({}, "needs a type"), ({"type": "regex_parser",
         "regex": "no groups"}, "named group"), ({"type": "json_parser", "parse_form": "body"},
         "parse_from"), ({"type": "json_parser", "parse_from": "elsewhere"}, "a field is"), ({"type":
         "time_parser", "parse_from": "body", "layout": "%b %e %H:%M:%S"}, "needs a year"), ({"type":
