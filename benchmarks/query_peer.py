@@ -40,7 +40,7 @@ import httpx
 import orjson
 import pyarrow.parquet as pq
 
-from benchmarks.corpus import corpus, source
+from benchmarks.corpus import corpus, files, source
 from benchmarks.process import cpu_seconds
 from benchmarks.wire import Traffic, Wire, counted
 from tests.e2e.service_process import BASE, ServiceProcess
@@ -252,7 +252,7 @@ _COMPACTED_SECONDS: Final = 1_800
 _CALM_SECONDS: Final = 3
 _CALM_CPU: Final = 0.1  # seconds of a second
 _MOST_CALMING_SECONDS: Final = 300
-_RARE: Final = re.compile(rb"blk_-?[0-9]{15,}|\S{12,}")
+_RARE: Final = re.compile(rb"blk_-?[0-9]{15,}" if files() else rb"[0-9.]{8,}:[0-9]+")
 
 
 def fqn_of(number: int) -> str:

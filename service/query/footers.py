@@ -195,14 +195,14 @@ class MatchedLines:
     """
 
     names: dict[int, str]
-    numbers: NDArray[np.int64]
+    numbers: Sequence[int]
     records: NDArray[Any]
-    messages: pa.BinaryArray
+    messages: Sequence[bytes]
 
     @property
     def nbytes(self) -> int:
         """Returns about how much memory they take."""
-        return int(self.messages.nbytes) + _SOME_BYTES * len(self.numbers)
+        return sum(map(len, self.messages)) + _SOME_BYTES * len(self.numbers)
 
 
 def batch_of(found: Sequence[MatchedLines]) -> pa.RecordBatch:
@@ -214,7 +214,7 @@ def batch_of(found: Sequence[MatchedLines]) -> pa.RecordBatch:
         "ulid": _ulids(texts_of(records["hi"], records["lo"])),
         "ts": pa.array(records["ts"]).cast(RECORD_SCHEMA.field("ts").type),
         "pos": pa.array(records["pos"]),
-        MESSAGE: pa.concat_arrays([one.messages for one in found]).cast(pa.string(), safe=False),
+        MESSAGE: _strings([text for one in found for text in one.messages]),
         ATTRIBUTES: pa.nulls(len(records), RECORD_SCHEMA.field(ATTRIBUTES).type),
         CARRIED: pa.array(records["carried"], mask=~records["carried"]),
     }
@@ -238,6 +238,10 @@ def _renumbered(found: MatchedLines, names: dict[str | None, int]) -> NDArray[An
 def _ulids(texts: NDArray[np.uint8]) -> pa.StringArray:
     ends = np.arange(0, texts.size + 1, texts.shape[1], dtype=np.int32)
     return pa.StringArray.from_buffers(len(texts), pa.py_buffer(ends), pa.py_buffer(texts))
+
+
+def _strings(texts: Sequence[bytes]) -> pa.StringArray:
+    return pa.array(texts, pa.binary()).cast(pa.string(), safe=False)
 
 
 # --- Counts of reads ----------------------------------------------------------------------------

@@ -234,8 +234,7 @@ class CopyRows:
             records = b"".join([_read(beside, group.records + row * width, width) for row in rows])
             bounds = [(ends[row - 1] if row else 0, ends[row]) for row in rows]
             texts = [_read(copy, group.messages + first, end - first) for first, end in bounds]
-        numbers, messages = np.array(rows, np.int64), pa.array(texts, pa.binary())
-        return MatchedLines(self._names, numbers, np.frombuffer(records, LINE), messages)
+        return MatchedLines(self._names, rows, np.frombuffer(records, LINE), texts)
 
 
 def write_rows(copy: str, path: str, give_way: Callable[[], None]) -> CopyRows | None:

@@ -36,10 +36,8 @@ from dataclasses import dataclass
 from threading import local
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from service.query.footers import (
     ATTRIBUTES,
@@ -194,7 +192,7 @@ def decoded(
 
 
 def attributes_of(
-    footer: TableFileFooter, group: FooterRowGroup, rows: NDArray[np.int64]
+    footer: TableFileFooter, group: FooterRowGroup, rows: Sequence[int]
 ) -> pa.ChunkedArray:
     """Returns the attributes of some rows of the row group."""
     with footer.open() as file:
@@ -260,9 +258,7 @@ def _decoded_rows(
 # to the last candidate.
 
 
-_MOST_LINES: Final = 4_096  # of a row group
-_NO_ROWS: Final = np.empty(0, np.int64)
-_NO_MESSAGES: Final = pa.array([], pa.binary())
+_MOST_LINES: Final = 512  # of a row group: each costs a few calls of Python
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,18 +280,15 @@ def lines_with(
     `wanted` has names by column, `fqn` or `run_id`. Raises `TooMany`, `Damaged`, `OSError`.
     """
     first, behind = lines.span(wanted)
-    rows, messages, count = [_NO_ROWS], [_NO_MESSAGES], 0
+    rows, messages = list[int](), list[bytes]()
     reader = GroupReader(lines, read, scratch)
     for page in reader.message_pages(first, behind):
-        if places := _places(page, texts, _MOST_LINES - count):
-            here, found = page.at(places)
-            rows.append(here)
-            messages.append(found)
-            count += len(here)
-    numbers = np.concatenate(rows)
-    records = reader.lines(numbers)
+        here, found = page.at(_places(page, texts, _MOST_LINES - len(rows)))
+        rows += here
+        messages += found
+    records = reader.lines(rows)
     names = {number: name for number, name in enumerate(lines.names) if name is not None}
-    return MatchedLines(names, numbers, records, pa.concat_arrays(messages))
+    return MatchedLines(names, rows, records, messages)
 
 
 @contextmanager
@@ -745,7 +738,7 @@ class Prefilter:
         opened = reading(part.path, exactly=bool(self._names))
         with nullcontext(pages.read) if pages.read is not None else opened as read:
             rows = lines_with(read, lines, self._names, self._texts, scratch)
-        return self._whole(one, rows) if len(rows.numbers) else NOTHING
+        return self._whole(one, rows) if rows.numbers else NOTHING
 
     def _where_they_lie(self, one: TableRowGroup) -> Candidates:
         reader, request = one.part.rows, self._request

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import ctypes
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -394,6 +395,7 @@ Read: TypeAlias = Callable[[int, int], "bytes | memoryview"]
 """Gives bytes of the file from a place on, so many. Raises `OSError`."""
 
 LENGTH_WIDTH: Final = 4
+_LENGTH: Final = struct.Struct("<I")
 _LEAST_KEPT: Final = 1 << 16  # bytes of a page
 _LARGEST_KEPT: Final = 4 << 20
 
@@ -451,43 +453,38 @@ class MessagePage(NamedTuple):
         """Where `data` lies in memory."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self.data))
 
-    def at(self, places: Sequence[int]) -> tuple[NDArray[np.int64], pa.BinaryArray]:
+    def at(self, places: Sequence[int]) -> tuple[list[int], list[bytes]]:
         """Returns the messages that contain these places: their row numbers and their bytes.
 
         Both are in order. A place within a length belongs to the message after it. Raises `Damaged`
         if the page is not the one that the map describes.
         """
-        marks = np.sort(np.array(places, np.int64))
-        blocks = np.unique(np.searchsorted(self.anchors, marks, "right") - 1)
-        begins = self._begins(blocks)
-        order = np.unique(np.searchsorted(begins[:, :-1].ravel(), marks, "right") - 1)
-        of, nth = np.divmod(order, EVERY)
-        rows, texts = blocks[of] * EVERY + nth, begins[of, nth] + LENGTH_WIDTH
-        ends = begins[of, nth + 1]
-        if (rows >= self.rows).any() or (ends < texts).any() or (ends > self.end).any():
-            raise Damaged("messages do not lie where they should")
-        # Every second string is a message; the others are the bytes between two of them.
-        bounds = np.stack((texts, ends), axis=1).astype(np.int32).ravel()
-        buffers = [None, pa.py_buffer(bounds), pa.py_buffer(self.data)]
-        between = pa.BinaryArray.from_buffers(pa.binary(), max(len(bounds) - 1, 0), buffers)
-        return self.first + rows, between.take(pa.array(np.arange(0, len(bounds), 2)))
+        try:
+            return self._at(places)
+        except struct.error as error:
+            raise Damaged("messages do not lie where they should") from error
 
-    def _begins(self, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns where the messages after these anchors begin, and the one after them: a row each.
-
-        A message that ends after the page makes the rest of its row lie after the page.
-        """
-        data = np.frombuffer(self.data, np.uint8)
-        begins = np.empty((len(blocks), EVERY + 1), np.int64)
-        at = self.anchors[blocks].astype(np.int64)
-        begins[:, 0] = at
-        last = self.end - LENGTH_WIDTH
-        for nth in range(1, EVERY + 1):
-            digits = np.minimum(at, last)[:, None] + np.arange(LENGTH_WIDTH)
-            length = data[digits].view("<u4")[:, 0]
-            at = np.where(at < self.end, at + LENGTH_WIDTH + length, at)
-            begins[:, nth] = at
-        return begins
+    def _at(self, places: Sequence[int]) -> tuple[list[int], list[bytes]]:
+        rows, messages = list[int](), list[bytes]()
+        if not places:
+            return rows, messages
+        data, row, at = self.data, 0, self.begin
+        length, places = _LENGTH.unpack_from, sorted(places)
+        jumps = np.searchsorted(self.anchors, places, "right") - 1
+        anchors = zip((jumps * EVERY).tolist(), self.anchors[jumps].tolist(), strict=True)
+        for place, (anchored, begin) in zip(places, anchors, strict=True):
+            if place < at:
+                continue  # in the one before
+            if anchored > row:
+                row, at = anchored, begin
+            while (end := at + LENGTH_WIDTH + length(data, at)[0]) <= place:
+                row, at = row + 1, end
+            if end > self.end or row >= self.rows:
+                raise Damaged("messages do not lie where they should")
+            rows.append(self.first + row)
+            messages.append(bytes(data[at + LENGTH_WIDTH : end]))
+            row, at = row + 1, end
+        return rows, messages
 
 
 class GroupReader:
@@ -507,10 +504,10 @@ class GroupReader:
             data = self._page(place)
             yield MessagePage(row, place.rows, data, place.begin, place.size, anchors)
 
-    def lines(self, numbers: NDArray[np.int64]) -> NDArray[Any]:
+    def lines(self, rows: Sequence[int]) -> NDArray[Any]:
         """The lines (`LINE`) of these rows, which are in order. Raises `Damaged`, `OSError`."""
-        stretches = self._map.stretches
-        found = np.empty(len(numbers), LINE)
+        stretches, numbers = self._map.stretches, np.array(rows, np.int64)
+        found = np.empty(len(rows), LINE)
         of = stretches[np.searchsorted(stretches["row"], numbers, "right") - 1]
         behind = numbers - of["row"]
         found["hi"], found["lo"] = of["hi"], of["lo"] + behind.astype(np.uint64)
@@ -616,7 +613,7 @@ class _MapBuilder:
         times = expected.column("ts").cast(pa.int64())
         values = expected.set_column(1, "ts", times).to_pylist()
         marks = made.carried[rows] if len(made.carried) else np.zeros(len(rows), np.bool_)
-        lines = reader.lines(np.array(rows))
+        lines = reader.lines(rows)
         if not np.array_equal(lines["carried"], marks):
             return False
         for line, value in zip(lines, values, strict=True):
@@ -694,8 +691,8 @@ class _MapBuilder:
         count = self._rows.num_rows
         for page in reader.message_pages(count - 1, count):
             rows, messages = page.at([*page.anchors.tolist(), page.end - 1])
-            expected = self._columns["message"].take(pa.array(rows))
-            if not messages.equals(expected.cast(pa.binary())):
+            expected = self._columns["message"].take(pa.array(rows)).to_pylist()
+            if [message.decode() for message in messages] != expected:
                 return False
             if rows[-1] != page.first + page.rows - 1:
                 return False

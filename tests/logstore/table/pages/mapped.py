@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -44,10 +43,10 @@ def given(path: Path, lines: LineMap) -> list[dict[str, Any]]:
     for page in reader.message_pages(0, lines.rows):
         begins = list(range(page.begin, page.end))  # each byte is one of some message
         rows, texts = page.at(begins)
-        assert rows.tolist() == list(range(page.first, page.first + page.rows))
-        messages += texts.to_pylist()
+        assert rows == list(range(page.first, page.first + page.rows))
+        messages += texts
     found = []
-    for line, message in zip(reader.lines(np.arange(lines.rows)), messages, strict=True):
+    for line, message in zip(reader.lines(range(lines.rows)), messages, strict=True):
         names = {
             name: lines.names[line[name]] for name in ("fqn", "run_id", "level", "connector_id")
         }
