@@ -276,7 +276,7 @@ async def _change(arguments: argparse.Namespace) -> int:
                 start = arguments.start if arguments.act == "replay" else None
                 asked, found = await admin.replay(name, start)
                 place = "what comes" if asked.low is None else asked.low
-                say(f"{name}: goes on at {place}, in replay {asked.id}")
+                say(f"{name}: continues at {place}, in replay {asked.id}")
     disabled = {one.appender: one.reason for one in found.parts if one.state == "disabled"}
     said = ", ".join(f"{appender} ({reason})" for appender, reason in disabled.items())
     say(f"{name}: {found.state}; disabled: {said or '-'}")
