@@ -59,7 +59,7 @@ def after_power_cut(data: Path, taken: Sequence[Batch], mark: int, last: int) ->
     gone = [keys.segment("a", seq) for seq in range(1, mark + 1)]
     lake.run(lake.store.delete(gone))
     report = lake.compact()
-    assert [a for a in report.alarms if "not whole" not in a] == []
+    assert [a for a in report.alarms if "not complete" not in a] == []
     assert lake.snapshot().mark("a") == last
     lake.holds(taken)
 
