@@ -352,7 +352,8 @@ def _result(
     return {item.action: {**said, "status": 409, "error": reason}}
 
 
-_DONE: Final = {"_version": 1}
+_SHARDS: Final = {"total": 1, "successful": 1, "failed": 0}
+_DONE: Final = {"_version": 1, "_seq_no": 0, "_primary_term": 1, "_shards": _SHARDS}
 
 
 @dataclass(slots=True)

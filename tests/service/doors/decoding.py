@@ -31,7 +31,7 @@ def decoded(door: Door, path: str, body: bytes, **headers: str) -> Found:
         request.body = inflate(body, bounds, "body")
     records = door.decode(request, bounds, NOW)
     assert records.refused == []
-    return _records((run.key, run.text, run.meta) for run in records.runs)
+    return records_of((run.key, run.text, run.meta) for run in records.runs)
 
 
 def only(found: Found) -> dict[str, Any]:
@@ -42,10 +42,11 @@ def only(found: Found) -> dict[str, Any]:
 
 def stored(served: Served) -> Found:
     """The records of each run, as the node got them."""
-    return _records((batch.key, batch.text, batch.meta) for batch in served.node.batches)
+    return records_of((batch.key, batch.text, batch.meta) for batch in served.node.batches)
 
 
-def _records(batches: Iterable[tuple[RunKey, bytes, bytes]]) -> Found:
+def records_of(batches: Iterable[tuple[RunKey, bytes, bytes]]) -> Found:
+    """The records of batches, each of which is key, text and metadata."""
     found: Found = {}
     for key, text, encoded in batches:
         meta, start = decode_meta(encoded), 0

@@ -5,18 +5,26 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from typing import Any
+import random
+from typing import Any, Final
 
 import httpx
 import pytest
 
+from service.doors.elasticsearch import ElasticsearchDoor
+from service.doors.records import RunRule
+from service.doors.repeats import Recent
+from service.doors.settings import DoorSettings
+from service.http.body import Bounds
 from tailrace.logstore.batch import RunKey
 from tailrace.logstore.errors import NodeNotReady
-from tests.service.doors.decoding import only, stored
+from tests.seeds import seeds
+from tests.service.doors.decoding import NOW, door_request, only, records_of, stored
 from tests.service.http.conftest import Serve, Served
 from tests.service.http.memory_node import MemoryNode
 
 NDJSON = "application/x-ndjson"
+BOUNDS: Final = Bounds(64 << 20)
 AT = "2026-11-30T12:00:00.123456Z"
 DAY = "2026-11-30"
 TS = 1_796_040_000_123_456
@@ -290,3 +298,70 @@ async def test_a_closed_door_is_no_route(direct: Serve) -> None:
     assert (await post(served, b"\n")).status_code == 404
     answer = await served.client.get("/", headers={"accept": "application/json"})
     assert answer.headers["content-type"].startswith("text/html")
+
+
+def _items(dice: random.Random) -> list[bytes]:
+    """Actions with their documents; neighbours are alike, differ in place, or have no time."""
+    found = list[bytes]()
+    for _ in range(dice.randrange(1, 600)):
+        said: dict[str, Any] = {"_index": dice.choice(["app", "app", "app-2026.11.30", "ünder"])}
+        if dice.random() < 0.1:
+            said["_id"] = dice.choice("abcdefgh")
+        sent = document(dice.choice(["one", "Straße", "a\nb", "", "half \ud83d"]), n=len(found))
+        if dice.random() < 0.1:
+            sent |= {"level": "warn", "tailrace.run.id": dice.choice(["r", "s"])}
+        if dice.random() < 0.1:
+            del sent[dice.choice(["@timestamp", "message"])]
+        found.append(bulk({dice.choice(["create", "index"]): said}, sent))
+    return found
+
+
+def _read(body: bytes) -> tuple[dict[int, tuple[RunKey, dict[str, Any]]], list[int]]:
+    """The records by their number, and the number of the record of each item; -1 without one."""
+    ids: Recent[Any] = Recent(60, 10_000, lambda: 0.0)
+    door = ElasticsearchDoor(RunRule(DoorSettings()), ids)
+    records = door.decode(door_request("/_bulk", body, {"content-type": NDJSON}), BOUNDS, NOW)
+    found = records_of((run.key, run.text, run.meta) for run in records.runs)
+    numbered = {
+        place: (run.key, record)
+        for run in records.runs
+        for place, record in zip(run.places, found[run.key], strict=True)
+    }
+    return numbered, [item.record for item in records.items.items]
+
+
+@pytest.mark.parametrize("seed", seeds(4))
+def test_documents_are_read_together_as_each_is_read_alone(seed: int) -> None:
+    items = _items(random.Random(seed))
+    records, numbers = _read(b"".join(items))
+    assert len(numbers) == len(items)
+    for item, number in zip(items, numbers, strict=True):
+        [(_, alone)] = _read(item)[0].items()
+        if number >= 0:  # else an item before it has its id
+            assert records.pop(number) == alone
+    assert records == {}
+
+
+async def test_a_stored_document_is_answered_with_what_clients_expect(direct: Serve) -> None:
+    served = await direct()
+    usual = bulk({"index": {"_index": 'ü"i'}}, document("one"))
+    for body in (
+        usual * 3,
+        usual + bulk({"index": {"_index": 'ü"i', "_id": "x"}}, document("two")),
+    ):
+        items = (await post(served, body)).json()["items"]
+        names = [item["index"].pop("_id") for item in items]
+        assert len(set(names)) == len(items)
+        assert items == [
+            {
+                "index": {
+                    "_index": 'ü"i',
+                    "_version": 1,
+                    "_seq_no": 0,
+                    "_primary_term": 1,
+                    "_shards": {"total": 1, "successful": 1, "failed": 0},
+                    "result": "created",
+                    "status": 201,
+                }
+            }
+        ] * len(items)
