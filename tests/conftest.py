@@ -12,6 +12,7 @@ import gc
 import os
 import shutil
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,19 +21,15 @@ from hypothesis import HealthCheck, settings
 from tailrace.logstore.java import why_no_spark
 from tests.seeds import choose, chosen
 from tests.servers.chromium import why_no_chromium
+from tests.servers.debian import why_no_program
 from tests.servers.dynamodb import DynamoDb, running_dynamodb, why_no_dynamodb
 from tests.servers.helm import why_no_helm
 from tests.servers.jars import why_no_jars
-from tests.servers.logrotate import why_no_logrotate
 from tests.servers.minio import Bucket, Minio, memory_folder, running_minio, why_no_minio
 from tests.servers.namespaces import why_no_namespaces
-from tests.servers.nginx import why_no_nginx
 from tests.servers.openssl import why_no_openssl
-from tests.servers.prometheus import why_no_prometheus
-from tests.servers.promtool import why_no_promtool
 from tests.servers.quick_java import QUICK
 from tests.servers.small_disks import why_no_small_disks
-from tests.servers.systemd import why_no_systemd
 from tests.servers.upgrading import why_no_upgrading_clients
 
 pytest_plugins = ["tests.repairs", "tests.stores"]
@@ -45,12 +42,12 @@ settings.load_profile("patient")
 # Marker: what to call it, and what says why it is not here, or None.
 NEEDS: dict[str, tuple[str, Callable[[], str | None]]] = {
     "spark": ("Spark", why_no_spark),
-    "promtool": ("promtool", why_no_promtool),
+    "promtool": ("promtool", partial(why_no_program, "promtool")),
     "helm": ("Helm", why_no_helm),
-    "prometheus": ("Prometheus", why_no_prometheus),
-    "logrotate": ("logrotate", why_no_logrotate),
-    "systemd": ("systemd-analyze", why_no_systemd),
-    "nginx": ("nginx", why_no_nginx),
+    "prometheus": ("Prometheus", partial(why_no_program, "prometheus")),
+    "logrotate": ("logrotate", partial(why_no_program, "logrotate")),
+    "systemd": ("systemd-analyze", partial(why_no_program, "systemd-analyze")),
+    "nginx": ("nginx", partial(why_no_program, "nginx")),
     "openssl": ("openssl", why_no_openssl),
     "npm": ("npm", lambda: None if shutil.which("npm") else "no npm found; it comes with Node.js"),
     "chromium": ("Chromium", why_no_chromium),

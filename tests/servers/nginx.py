@@ -8,16 +8,15 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.servers.debian import find_program, why_no_program
+
 _START_SECONDS = 30.0
-_PLACES = (Path("/usr/sbin/nginx"), Path(sys.executable).with_name("nginx"))
 _TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
 _MAIN = """
 daemon off;
@@ -33,24 +32,11 @@ access_log off;
 """
 
 
-def find_nginx() -> str | None:
-    """The command, if this machine has it."""
-    found = next((str(place) for place in _PLACES if place.exists()), None)
-    return shutil.which("nginx") or found
-
-
-def why_no_nginx() -> str | None:
-    """A sentence that says what is missing; None if nginx can be run."""
-    if find_nginx() is None:
-        return "nginx is not on PATH; `.ci/debian nginx` fetches it where apt-get works"
-    return None
-
-
 @contextmanager
 def running_nginx(configuration: str, folder: Path) -> Iterator[Path]:
     """Gives the file of its error log. Raises `RuntimeError` with that if it does not start."""
-    command = find_nginx()
-    assert command is not None, why_no_nginx()
+    command = find_program("nginx")
+    assert command is not None, why_no_program("nginx")
     paths = "\n".join([f"{name}_temp_path {folder}/{name};" for name in _TEMPORARY])
     main = folder / "nginx.conf"
     main.write_text(_MAIN.format(folder=folder, paths=paths, configuration=configuration))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,29 +12,17 @@ from urllib.request import urlopen
 
 import yaml
 
+from tests.servers.debian import find_program, why_no_program
 from tests.servers.ports import free_port
 
 _START_SECONDS = 120.0
 
 
-def find_prometheus() -> str | None:
-    """The command, if this machine has it."""
-    beside = Path(sys.executable).with_name("prometheus")
-    return shutil.which("prometheus") or (str(beside) if beside.exists() else None)
-
-
-def why_no_prometheus() -> str | None:
-    """A sentence that says what is missing; None if Prometheus can be run."""
-    if find_prometheus() is None:
-        return "prometheus is not on PATH; `.ci/debian prometheus` fetches it where apt-get works"
-    return None
-
-
 @contextmanager
 def running_prometheus(targets: Mapping[str, str], folder: Path) -> Iterator[str]:
     """The address of one that scrapes `host:port` of each job, each second."""
-    command = find_prometheus()
-    assert command is not None, why_no_prometheus()
+    command = find_program("prometheus")
+    assert command is not None, why_no_program("prometheus")
     jobs = [
         {"job_name": job, "static_configs": [{"targets": [target]}]}
         for job, target in targets.items()
