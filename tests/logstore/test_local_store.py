@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from tailrace.logstore.clock import SystemClock, system_entropy
 from tailrace.logstore.errors import Conflict, InvalidName, PreconditionFailed
 from tailrace.logstore.filesystem import Disk
 from tailrace.logstore.objects.local import LocalStore, inline
+from tailrace.logstore.objects.local_files import LocalFiles, Put
 from tailrace.logstore.objects.store import ObjectInfo, ObjectStore
 from tests.contracts.object_lists import keys_of
 from tests.contracts.object_races import ObjectRacesContract, OpenStore
@@ -231,3 +233,23 @@ async def test_a_root_that_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(Conflict):
         open_local_store(str(tmp_path / "file"))
+
+
+async def test_small_texts_that_are_composed_of_given_bytes_are_written_in_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    put_all = LocalFiles.put_all
+
+    def counted(self: LocalFiles, puts: Sequence[Put]) -> Any:
+        made.append(len(puts))
+        return put_all(self, puts)
+
+    monkeypatch.setattr(LocalFiles, "put_all", counted)
+    store = LocalStore(str(tmp_path), Disk(), SystemClock(), system_entropy())
+    await asyncio.gather(
+        *[store.compose(f"p/{number}/partial.txt", [b"a", b"b"]) for number in range(34)]
+    )
+    assert sum(made) == 32, "two begin at once, the others wait for them"
+    for number in range(34):
+        assert (await store.get(f"p/{number}/partial.txt"))[1] == b"ab"

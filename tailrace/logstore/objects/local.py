@@ -198,6 +198,10 @@ class LocalStore:
         metadata: Mapping[str, str] | None = None,
     ) -> ObjectInfo:
         condition = Condition(if_absent, if_match)
+        given = [part for part in parts if isinstance(part, bytes)]
+        if len(given) == len(parts) and sum(map(len, given)) <= _SMALL_BYTES:
+            put = Put(key, b"".join(given), condition, metadata or {})
+            return await self._queue().put(put)
         return await self._call(partial(self._files.compose, key, parts, condition, metadata or {}))
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:

@@ -397,7 +397,8 @@ def _decode_chunk(value: Mapping[str, Any]) -> Chunk:
 # twice.
 
 
-_REMEMBERED_BYTES: Final = 4 << 20
+_REMEMBERED_BYTES: Final = 16 << 20
+"""Of about 6,000 small runs, so that a run that is closed later is not read again."""
 _REVISION_BYTES: Final = 1500
 """Of a version without its chunks and their text, roughly: measured with `tracemalloc`."""
 _CHUNK_BYTES: Final = 600
