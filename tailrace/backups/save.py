@@ -21,7 +21,7 @@ from hashlib import blake2b
 from typing import Final, TypeAlias
 
 from service.journal import format as wal
-from service.journal.file import Torn, Unused, scan
+from service.journal.file import Damage, JournalEntry, Torn, Unused, scan
 from service.journal.recovery import header_of, recover
 from service.run_log.chunks import Chunks
 from service.runtime.identity import DataFolder, read_identity
@@ -335,14 +335,19 @@ async def _copy_file(
 
 def _written(file: File, path: str) -> int:
     """Where the whole entries of a journal file end now; all of it if its header is damaged."""
-    size = file.size()
     header, _ = header_of(file, path.rpartition("/")[2].removesuffix(wal.SUFFIX))
     if header is None:
-        return size
+        return file.size()
+    end = header.size
     for item in scan(file, header):
         if isinstance(item, Unused) or (isinstance(item, Torn) and not item.followed):
             return item.offset
-    return size
+        # The node may write meanwhile, so the size of the file says nothing about this scan.
+        if isinstance(item, JournalEntry):
+            end = item.offset + len(item.body)
+        elif isinstance(item, Damage):
+            end = item.offset + item.size
+    return end
 
 
 async def _pieces(file: File, end: int) -> AsyncIterator[bytes]:

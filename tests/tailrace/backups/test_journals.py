@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 from pathlib import Path
 
 import httpx
 import pytest
 
+from service.journal.file import JournalEntry, read_header, scan
+from service.journal.format import BATCH
 from service.journal.recovery import recover
 from tailrace.backups.repository import BackupEntry, BackupFolder
 from tailrace.backups.save import copy_journals
@@ -101,3 +105,53 @@ async def test_a_file_that_is_released_meanwhile_is_not_in_the_copy(tmp_path: Pa
     assert f"journal/{newest}" in names
     assert disk.opened.count(oldest) == 1
     assert disk.opened.count(newest) == 2
+
+
+class GrowingFile(DiskFile):
+    """A file whose last entry is written in part when its size is read for the first time."""
+
+    def __init__(self, path: str, mode: Mode) -> None:
+        super().__init__(path, mode)
+        self._path = Path(path)
+        self._left = self._path.read_bytes()
+        os.truncate(path, len(self._left) - len("a line"))
+
+    def size(self) -> int:
+        size = super().size()
+        self._path.write_bytes(self._left)
+        return size
+
+
+class Growing(Disk):
+    """A disk whose node writes to the newest file of its journal as that file is copied."""
+
+    def open(self, path: str, mode: Mode) -> DiskFile:
+        return GrowingFile(path, mode) if path.endswith(".wal") else super().open(path, mode)
+
+
+async def test_a_copy_ends_with_a_whole_entry_while_the_file_grows(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path, **STOPS_AT_ONCE)
+    async with service(settings, statuses=(0, 3)) as (client, _):
+        await client.post(f"{BASE}/p/r", content="a line\n", headers=PLAIN)
+        await client.post(f"{BASE}/p/r", content="a line\n", headers=PLAIN)
+    written = tmp_path / "written" / "data"
+    shutil.copytree(settings.data, written)
+    for path in written.glob("journal/*.wal"):
+        with path.open("r+b") as file:
+            file.truncate(_end_of_entries(path))
+    folder = BackupFolder(Disk(), str(tmp_path / "b"), SystemClock(), system_entropy())
+    _, entries = await copy_journals(Growing(), str(written), folder)
+    lay_out(folder, entries, tmp_path / "copy")
+    found = recover(Disk(), str(tmp_path / "copy" / "journal"))
+    assert (found.found, found.torn) == ([], [])
+    assert found.next_pos == 1
+
+
+def _end_of_entries(path: Path) -> int:
+    file = DiskFile(str(path), "read")
+    try:
+        items = list(scan(file, read_header(file)))
+        batches = [item for item in items if isinstance(item, JournalEntry) and item.kind == BATCH]
+        return batches[-1].offset + len(batches[-1].body)
+    finally:
+        file.close()
