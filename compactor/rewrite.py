@@ -81,6 +81,7 @@ async def replace(
 ) -> TableSnapshot:
     """Commits a change that only replaces files by files. Returns the new snapshot.
 
+    A table of an earlier version gets the columns that it lacks first: the new files have them.
     Raises `PreconditionFailed` if one of `change.removed` is gone or the new files are too
     old, `OutcomeUnknown`, `StoreUnavailable`.
     """
@@ -89,6 +90,10 @@ async def replace(
     async def has_all(newest: TableSnapshot) -> bool:
         return paths <= {file.path for file in newest.files}
 
+    if change.files and snapshot.is_outdated:
+        snapshot = await asyncio.to_thread(lambda: compactor.table.create().loaded())
+        if not await has_all(snapshot):
+            raise PreconditionFailed("files of the table were replaced while it got new columns")
     return await make_while(compactor, snapshot, change, has_all)
 
 

@@ -82,3 +82,26 @@ def test_passes_give_a_table_of_the_earlier_version_the_marks(lake: Lake) -> Non
 @pytest.mark.spark
 def test_spark_gives_a_table_of_the_earlier_version_the_marks(warm: Lake) -> None:
     check_upgrade(warm)
+
+
+def check_purge(lake: Lake) -> None:
+    """A pass without segments, in which a purge rewrites a file of the earlier version."""
+    lake.clock.shift_ms = HOUR_IS_OVER - SystemClock().now_ms()
+    kept, gone = trace(NOON), batch("f", "gone", NOON + 1, 2)
+    put_earlier_file(lake, [kept, gone])
+    lake.delete("f", "gone", gone[1] + 1)
+    report = lake.compact()
+    assert (report.segments, report.rows_purged) == (0, 2)
+    assert not lake.snapshot().is_outdated
+    assert [file.marked for file in lake.snapshot().files] == [True]
+    assert marks(lake.compactor) == [None] * 4
+
+
+def test_a_purge_gives_a_table_of_the_earlier_version_the_column(lake: Lake) -> None:
+    lake.session = PlainEngine()
+    check_purge(lake)
+
+
+@pytest.mark.spark
+def test_sparks_purge_gives_a_table_of_the_earlier_version_the_column(warm: Lake) -> None:
+    check_purge(warm)
