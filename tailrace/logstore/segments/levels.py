@@ -485,7 +485,8 @@ RULES: Final = (
         level_of_letter,
     ),
     LevelRule(
-        rf"^{_TIME_ONLY}[\d\]] *\[(?P<level>[TVDINWEFCA])\]|^\[(?:[\d:.]+ )?(?P<bare>[VDIWEF])\]",
+        rf"^(?:\d|\[\d[^\]]*\])(?:{_TIME_ONLY}(?:\d|\[[^\]]*\]))? *\[(?P<level>[TVDINWEFCA])\]"
+        r"|^\[(?:[\d:.]+ )?(?P<bare>[VDIWEF])\]",
         level_of_letter,
     ),
     LevelRule(r"^\[(?P<level>[DIWEC]) (?:[-\d]{6,10} )?\d\d:\d\d:\d\d", level_of_letter),
