@@ -15,7 +15,7 @@ FOLDERS = ["service", "compactor", "tailrace", "client/tailrace_client"]
 
 # Lower these limits when the code gets better. Raise one only with a reason in the commit.
 MOST_MODULES = 390
-MOST_LINES = 130_107
+MOST_LINES = 130_110
 MOST_OF_ONE_IMPORTER = 72
 LEAST_MEDIAN = 300
 

@@ -292,12 +292,14 @@ def may_be_rotation(path: str, other: str, is_log: Callable[[str], bool]) -> boo
     They do if one name is the other with the addition of a rotation: a number, a date, a
     compression. Two such names of one log do, if `is_log` knows the path of that log: without it,
     `nightly-1.log` and `nightly-2.log` are two logs. So does a compressed form in the same family.
-    A file that moved to another folder has kept its name, but for a compression.
+    In another folder only a compressed form under the same name does: `1/job.log` and `2/job.log`
+    are two logs. A file that was moved is known by its inode.
     """
     folder, name = os.path.split(path)
     other_folder, other_name = os.path.split(other)
     if folder != other_folder:
-        return _uncompressed(name) == _uncompressed(other_name)
+        same = _uncompressed(name) == _uncompressed(other_name)
+        return same and is_archive(name) != is_archive(other_name)
     if is_archive(name) != is_archive(other_name) and family(path) == family(other):
         return True
     common = _log_names(name) & _log_names(other_name)

@@ -36,15 +36,17 @@ def test_duplicates_once_reads_one_of_several_copies(tmp_path: Path) -> None:
         ("attempt=1.log", "attempt=2.log", "attempt=3.log"),
         ("run1.log", "run2.log", "run10.log"),
         ("a.log", "b.log", "c.log"),
+        ("1/job.log", "2/job.log", "3/job.log"),
     ],
 )
 @pytest.mark.parametrize("at_once", [True, False])
 def test_logs_of_other_names_with_the_same_content_are_runs_of_their_own(
     tmp_path: Path, names: tuple[str, ...], lines: int, at_once: bool
 ) -> None:
-    world = World(tmp_path)
+    world = World(tmp_path, include=[str(tmp_path / "logs" / "**" / "*.log*")])
     text = "".join(f"line {number}\n" for number in range(lines))
     for name in names:
+        world.path(name).parent.mkdir(exist_ok=True)
         world.path(name).write_text(text)
         if not at_once:
             world.poll()
