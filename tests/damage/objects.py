@@ -132,8 +132,14 @@ def flip_middle(body: bytes) -> bytes:
 
 
 def _flip_digit(word: bytes) -> Callable[[bytes], bytes]:
-    """A bit of the first digit after `word`."""
-    return lambda body: _flip_at(body, body.index(word) + len(word))
+    """A bit of the first digit after `word`, which stays a digit and does not become 0."""
+
+    def flip(body: bytes) -> bytes:
+        at = body.index(word) + len(word)
+        digit = next(other for bit in range(3) if (other := body[at] ^ 1 << bit) in b"123456789")
+        return body[:at] + bytes([digit]) + body[at + 1 :]
+
+    return flip
 
 
 def _newer_json(member: str = "format") -> Callable[[bytes], bytes]:
