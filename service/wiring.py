@@ -12,7 +12,6 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -42,6 +41,7 @@ from service.query.live_search import LiveMatches
 from service.query.live_sources import LiveLimits, stored_ends
 from service.query.sources import Deletion, FooterCatalog
 from service.query.sources import SearchSources as QuerySources
+from service.query.unflushed import EncodedLines
 from service.queue.contents import Contents
 from service.queue.queue import SegmentQueue
 from service.runtime.counters import (
@@ -73,7 +73,7 @@ from tailrace.logstore.filesystem import (
 )
 from tailrace.logstore.objects.local_files import RESERVE
 from tailrace.logstore.objects.store import ObjectStore, newest_date_of, requests_of
-from tailrace.logstore.segments.writer import record_batches
+from tailrace.logstore.segments.writer import EncodedSegment
 from tailrace.logstore.settings import items
 from tailrace.logstore.table.followed import FollowedTable
 from tailrace.logstore.table.table import open_table
@@ -182,13 +182,18 @@ def make_store_check(settings: Settings, machine: Machine, store: ObjectStore) -
 
 def make_sources(settings: Settings, node: Node) -> QuerySources:
     """The sources of searches of a started node."""
-    catalog = FooterCatalog()
-    node.stored = partial(catalog.note, node.store)
+    catalog, encode = FooterCatalog(), EncodedLines(lambda: node.carry)
+
+    def note_stored(key: str, segment: EncodedSegment) -> None:
+        catalog.note(node.store, key, segment)
+        encode.drop()
+
+    node.stored = note_stored
     return QuerySources(
         store=node.store,
         table=FollowedTable(open_table(settings)),
         pin=node.pin,
-        encode=lambda batches: record_batches(batches, node.carry),
+        encode=encode,
         deletions=deletions_of(node, hiding=True),
         catalog=catalog,
         others=None if node.members.peers is None else RecordsOfOthers(node.members.peers),

@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ["service", "compactor", "tailrace", "client/tailrace_client"]
 
 # Lower these limits when the code gets better. Raise one only with a reason in the commit.
-MOST_MODULES = 390
-MOST_LINES = 130_110
+MOST_MODULES = 391
+MOST_LINES = 130_229
 MOST_OF_ONE_IMPORTER = 72
 LEAST_MEDIAN = 300
 

@@ -42,7 +42,8 @@ from service.peers import rpc
 from service.peers.register import NodeEntry, Peers
 from service.peers.rpc import Message, PeerRefused, PeerSilent
 from service.query.request import QueryRequest, UlidRange
-from service.query.sources import Encode, FoundElsewhere, JournalRecords
+from service.query.sources import FoundElsewhere
+from service.query.unflushed import Encode, JournalRecords
 from service.run_log.backlog import Elsewhere, Fork, HeldSource, Unfetched
 from service.run_log.chunks import Moved, NewBatches
 from tailrace.logstore import ulid as ulids

@@ -4,6 +4,7 @@
     engine          many searches at once: slots, time limits, idle databases
     search          one search: ordered, without duplicates, cut at its limit
     sources         what one search reads, pinned in the one right order
+    unflushed       lines of this node that are in no segment yet
     sql             the statements of DuckDB
     duckdb          DuckDB with its limits, and on S3
     duckdb_process  DuckDB in a process that can be killed

@@ -43,7 +43,6 @@ from service.query.search import Search
 from service.query.skip_indexes import FetchedIndexes, IndexFiles, NearestIndexes, SkipIndexes
 from service.query.sources import (
     STORE,
-    JournalRecords,
     OpenSnapshot,
     SearchSnapshot,
     SearchSources,
@@ -51,6 +50,7 @@ from service.query.sources import (
 )
 from service.query.table_search import Nearer, TableSearch
 from service.query.text_scan import PageFetcher, Prefilter
+from service.query.unflushed import JournalRecords
 from service.runtime.health import Ongoing
 from service.settings import QuerySettings
 from tailrace.logstore import keys, ulid

@@ -33,17 +33,16 @@ from service.query.request import QueryRequest, RecordKey, UlidRange
 from service.query.sources import (
     LISTINGS,
     AllJournals,
-    JournalRecords,
     OpenSnapshot,
     Outdated,
     SearchedSegment,
-    SearchPin,
     SearchReport,
     SearchSnapshot,
     SearchSources,
     held_snapshot,
     open_pinned,
 )
+from service.query.unflushed import JournalRecords, SearchPin
 from tailrace.logstore import keys, ulid
 from tailrace.logstore.errors import Damaged, NotFound, StoreUnavailable, TailraceError
 from tailrace.logstore.objects.store import ObjectInfo

@@ -33,29 +33,28 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from service.query.request import HOUR_MS, QueryRequest, UlidRange, hour_of
+from service.query.request import QueryRequest, UlidRange, hour_of
 from service.query.sql import PLAIN_SEGMENTS
+from service.query.unflushed import Encode, JournalRecords, SearchPin
 from service.runtime.store_deadline import StoreAnswers, always_answering
 from tailrace.logstore import keys
 from tailrace.logstore import ulid as ulids
-from tailrace.logstore.batch import Batches, Indexes, RecordMeta, Rows, RunKey
+from tailrace.logstore.batch import RunKey
 from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.errors import Damaged, NotFound, StoreUnavailable, Unavailable
 from tailrace.logstore.objects.store import ListedKey, ObjectInfo, ObjectStore, is_remote
-from tailrace.logstore.search.conditions import Condition, bounds_of_ts, may_hold_in
+from tailrace.logstore.search.conditions import bounds_of_ts, may_hold_in
 from tailrace.logstore.segments.detect import Carry
 from tailrace.logstore.segments.file_format import (
     CARRIED,
     SCHEMAS,
     Footer,
     left_out_markers,
-    times_ms,
 )
 from tailrace.logstore.segments.reader import read_footer
 from tailrace.logstore.segments.writer import EncodedSegment, record_batches
@@ -218,146 +217,6 @@ def _opened_segment(store: ObjectStore, key: str, size: int, footer: Footer) -> 
         marked=marked,
         coloured=footer.coloured,
     )
-
-
-# --- Unflushed records of this node -------------------------------------------------------------
-
-
-class SearchPin(Protocol):
-    """The unflushed part of a node at one moment; its files stay until `release`."""
-
-    @property
-    def node(self) -> str:
-        """Returns the node's name."""
-        ...
-
-    @property
-    def confirmed_pos(self) -> int:
-        """Returns the position below which all records are in confirmed segments."""
-        ...
-
-    def batches(
-        self,
-        *,
-        run: RunKey | None = None,
-        start: int = 0,
-        end: int | None = None,
-        times: tuple[int, int] | None = None,
-    ) -> Batches:
-        """Returns batches that begin in [`start`, `end`), of one run or all, of these times.
-
-        The times are the milliseconds of their ULIDs, the first and the last, inclusive.
-        """
-        ...
-
-    def release(self) -> None:
-        """Releases the files."""
-        ...
-
-
-Encode = Callable[[Batches], Iterator[pa.RecordBatch]]
-"""Records of batches with at least the columns of `RECORD_SCHEMA`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Selected:
-    """Some rows of batches, as batches."""
-
-    base: Batches
-    indexes: Indexes
-    rows: Rows
-
-    @property
-    def node(self) -> str:
-        return self.base.node
-
-    @property
-    def runs(self) -> list[RunKey]:
-        return list(self.base.runs)
-
-    @property
-    def connectors(self) -> list[str | None]:
-        return list(self.base.connectors)
-
-    def text(self, indexes: Indexes) -> bytes:
-        return self.base.text(self.indexes[indexes])
-
-    def slice(self, index: int, low: int, high: int) -> bytes:
-        return self.base.slice(int(self.indexes[index]), low, high)
-
-    def meta(self, index: int) -> RecordMeta | None:
-        return self.base.meta(int(self.indexes[index]))
-
-    def constant_attributes(self, index: int) -> Mapping[str, str] | None:
-        return self.base.constant_attributes(int(self.indexes[index]))
-
-
-class JournalRecords:
-    """Records of the pinned journal beyond its confirmed segments, within `bounds`.
-
-    With `since`, records from this position on instead.
-
-    Without the runs whose names the `condition` rules out.
-
-    With `start`, only records of runs that have records at or above this position. Earlier records
-    of these runs are included, since a line without a level has the level of the line before.
-    """
-
-    def __init__(
-        self,
-        pin: SearchPin,
-        encode: Encode,
-        bounds: UlidRange,
-        fqn: str | None,
-        run: str | None,
-        start: int = 0,
-        since: int | None = None,
-        condition: Condition | None = None,
-    ) -> None:
-        since = pin.confirmed_pos if since is None else since
-        exact = RunKey(fqn, run) if fqn is not None and run is not None else None
-        times = (ulids.time_ms(bounds.low), ulids.time_ms(bounds.high))
-        self._batches = pin.batches(run=exact, start=since, times=times)
-        self._encode = encode
-        rows = self._batches.rows
-        wanted = np.array(
-            [
-                fqn in (None, k.fqn) and run in (None, k.run) and may_hold_in(condition, k)
-                for k in self._batches.runs
-            ],
-            np.bool_,
-        )
-        self._kept = np.arange(len(rows)) if wanted.all() else np.flatnonzero(wanted[rows["run"]])
-        self._times = times_ms(rows)[self._kept]
-        self._has_new = (rows["pos"] + rows["records"])[self._kept] > start
-
-    def weights(self, bounds: UlidRange) -> Mapping[int, int]:
-        """Returns bytes of text by hour, within the bounds."""
-        chosen = self._within(bounds)
-        hours = self._times[chosen] // HOUR_MS
-        sizes = self._batches.rows["size"][self._kept[chosen]]
-        found, places = np.unique(hours, return_inverse=True)
-        totals = np.bincount(places, weights=sizes, minlength=len(found))
-        return {int(h): int(t) for h, t in zip(found, totals, strict=True)}
-
-    def size(self, time_range: UlidRange) -> int:
-        """Returns the bytes of text in the time range; 0 if it has no records."""
-        return int(self._batches.rows["size"][self._kept[self._within(time_range)]].sum())
-
-    def records(self, time_range: UlidRange) -> Iterator[pa.RecordBatch]:
-        """Yields records of the range's milliseconds, a slice at a time."""
-        indexes = self._kept[self._within(time_range)]
-        part = Selected(self._batches, indexes, self._batches.rows[indexes])
-        for batch in self._encode(part):
-            yield batch.select(RECORD_SCHEMA.names).cast(RECORD_SCHEMA)
-
-    def _within(self, time_range: UlidRange) -> Indexes:
-        low, high = ulids.time_ms(time_range.low), ulids.time_ms(time_range.high)
-        within = (self._times >= low) & (self._times <= high)
-        if not self._has_new.all():
-            runs = self._batches.rows["run"][self._kept]
-            within &= np.isin(runs, runs[within & self._has_new])
-        return np.flatnonzero(within)
 
 
 # --- Unflushed records of other nodes -----------------------------------------------------------

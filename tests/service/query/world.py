@@ -28,7 +28,8 @@ from compactor.skip_index import build
 from service.query.duckdb import SearchedBucket
 from service.query.engine import QueryEngine
 from service.query.request import QueryRequest, RecordKey, TimeRangeSizes
-from service.query.sources import Deletion, Encode, FooterCatalog, SearchSources
+from service.query.sources import Deletion, FooterCatalog, SearchSources
+from service.query.unflushed import Encode
 from service.settings import QuerySettings
 from tailrace.logstore import keys, ulid
 from tailrace.logstore.batch import Batches, RunKey
