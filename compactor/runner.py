@@ -59,6 +59,7 @@ def make_session(settings: CompactorSettings) -> Session:
         compaction.master,
         compaction.spark,
         json_log=compaction.log_format == "json",
+        frozen_seconds=compaction.frozen_seconds,
     )
     if settings.bucket:
         return Session(wishes, S3A(settings.s3, compaction.jars))

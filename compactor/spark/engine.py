@@ -171,13 +171,15 @@ DEFAULTS: Final = {
 class SparkWishes:
     """The settings for Spark: heap of the driver, master if not the usual one, and more.
 
-    With `json_log` the whole log of Spark is logged, as lines of JSON; otherwise only problems.
+    With `json_log` the whole log of Spark is logged, as lines of JSON; otherwise only problems. A
+    JVM that uses no processor time for `frozen_seconds` is killed.
     """
 
     driver_memory: str
     master: str = ""
     more: Mapping[str, str] = field(default_factory=dict)
     json_log: bool = False
+    frozen_seconds: float = 300.0
 
     def defaults(self) -> dict[str, str]:
         """The configuration for keys that `spark-submit` was not given."""

@@ -14,15 +14,22 @@ that ends this process may end Spark's JVM as well; calls that then break off ar
 
 A JVM may be killed for its memory, and a cluster may end an application. A process that continues
 then starts another one, and pyspark has to forget the old one.
+
+A JVM that is stopped (SIGSTOP, a debugger) answers no call, and py4j waits without a limit. So each
+call is watched (`killed_if_frozen`). A JVM that lives uses processor time, also while it waits for
+the store, and however slow the machine is; without any for long, it is killed and its call fails.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
+import subprocess
 import threading
 from collections import deque
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import orjson
@@ -80,6 +87,10 @@ CONFIGURATION: Final = {
 _READY: Final = b"tailrace: log4j is laid out"
 _KEPT_LINES: Final = 1000
 _LAST_WORDS_SECONDS: Final = 5.0
+_END_SECONDS: Final = 60.0
+_LOOKS: Final = 20
+_SUBMIT: Final = b"org.apache.spark.deploy.SparkSubmit"
+_SCRIPT: Final = b"/spark-submit"
 
 
 def reason(error: Exception) -> str:
@@ -225,11 +236,21 @@ def end_jvm() -> None:
     gateway = SparkContext._gateway
     if gateway is None or submitted():
         return
+    end_gateway(gateway)
+    SparkContext._gateway = SparkContext._jvm = None
+
+
+def end_gateway(gateway: Any) -> None:
+    """Asks the JVM of a gateway to end; kills it if it takes long."""
     with suppress(Py4JError, OSError):
         gateway.shutdown()
     gateway.proc.stdin.close()
-    gateway.proc.wait()
-    SparkContext._gateway = SparkContext._jvm = None
+    try:
+        gateway.proc.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        log.warning("Spark's JVM has not ended in %g s; it is killed", _END_SECONDS)
+        gateway.proc.kill()
+        gateway.proc.wait()
 
 
 def end_dead_jvm() -> None:
@@ -241,3 +262,60 @@ def end_dead_jvm() -> None:
         gateway.jvm.java.lang.System.nanoTime()
     except (Py4JError, ConnectionError):
         end_jvm()
+
+
+@contextmanager
+def killed_if_frozen(seconds: float) -> Iterator[None]:
+    """Kills Spark's JVM if it uses no processor time for `seconds` while the block runs.
+
+    Calls that wait for it then fail. It needs `/proc`; without one, nothing is watched.
+    """
+    over = threading.Event()
+    watch = threading.Thread(target=_watch, args=(over, seconds), name="JVM watch", daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _watch(over: threading.Event, seconds: float) -> None:
+    before: dict[int, int] = {}
+    # Looks are counted, not seconds: this process may have been stopped together with the JVM.
+    unchanged = 0
+    while not over.wait(seconds / _LOOKS):
+        ticks = _processor_ticks()
+        unchanged = unchanged + 1 if ticks and ticks == before else 0
+        before = ticks
+        if unchanged >= _LOOKS:
+            log.error("Spark's JVM has used no processor time for %g s; it is killed", seconds)
+            for pid in ticks:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            unchanged = 0
+
+
+def _processor_ticks() -> dict[int, int]:
+    """The ticks that each process of the JVM has used: the JVM, and its launchers at a start."""
+    found: dict[int, tuple[int, int]] = {}
+    with suppress(OSError):
+        for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+            with suppress(OSError):
+                found |= _submit_of(pid)
+    if submitted():
+        return {pid: ticks for pid, (_, ticks) in found.items() if pid == os.getppid()}
+    ours = {os.getpid()}
+    while more := {pid for pid, (parent, _) in found.items() if parent in ours} - ours:
+        ours |= more
+    return {pid: ticks for pid, (_, ticks) in found.items() if pid in ours}
+
+
+def _submit_of(pid: int) -> dict[int, tuple[int, int]]:
+    """The parent and the ticks of this process, by its number, if it runs `spark-submit`."""
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        words = file.read()
+    if _SUBMIT not in words and _SCRIPT not in words:
+        return {}
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    return {pid: (int(fields[1]), int(fields[11]) + int(fields[12]))}

@@ -88,6 +88,8 @@ def fetch(folder: str) -> int:
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
 
+    from compactor.spark.jvm import end_gateway
+
     launch: Any = launch_gateway  # it has no types
     os.makedirs(folder, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
@@ -96,9 +98,7 @@ def fetch(folder: str) -> int:
             gateway = launch(conf.setAll(list(jars_conf("").items())))
         except PySparkRuntimeError as error:
             raise Unavailable(f"the jars cannot be fetched: {error}") from error
-        gateway.shutdown()
-        gateway.proc.stdin.close()
-        gateway.proc.wait()
+        end_gateway(gateway)
         found = os.listdir(os.path.join(scratch, "jars"))
         for name in found:
             shutil.move(os.path.join(scratch, "jars", name), os.path.join(folder, name))

@@ -91,6 +91,7 @@ _NO_JARS: Final = (
 _NO_START: Final = "Spark's own messages are above this one."
 _HEAP: Final = "INVALID_DRIVER_MEMORY"
 _SMALL_HEAP: Final = "Raise `compaction.driver_memory`, which is {}."
+_ENDING_SECONDS: Final = 10.0  # what is lost with a JVM that is ending anyway is nothing
 _SUBMITTED: Final = "local[*]"  # the value of spark-submit if no master was given
 _TRIES: Final = 4  # tasks for each core, so that each executor has one
 _SHARE_IT: Final = (
@@ -136,32 +137,36 @@ class Session:
 
     def cores(self) -> int:
         """As `SparkEngine.cores`."""
-        spark = self.get()
-        from compactor.spark.jobs import failing  # imports pyspark, which is loaded by now
+        with self._watched():
+            spark = self.get()
+            from compactor.spark.jobs import failing  # imports pyspark, which is loaded by now
 
-        with failing():
-            return int(spark.sparkContext.defaultParallelism)
+            with failing():
+                return int(spark.sparkContext.defaultParallelism)
 
     def merge(self, work: MergeInput, folder: str) -> WrittenCounts:
         """As `SparkEngine.merge`."""
-        spark = self.get()
-        from compactor.spark.jobs import merge
+        with self._watched():
+            spark = self.get()
+            from compactor.spark.jobs import merge
 
-        return merge(spark, work, folder)
+            return merge(spark, work, folder)
 
     def rewrite(self, work: RewriteInput, folder: str) -> int:
         """As `SparkEngine.rewrite`."""
-        spark = self.get()
-        from compactor.spark.jobs import rewrite
+        with self._watched():
+            spark = self.get()
+            from compactor.spark.jobs import rewrite
 
-        return rewrite(spark, work, folder)
+            return rewrite(spark, work, folder)
 
     def share_batches(self, some: Mapping[str, int], others: Mapping[str, int]) -> bool:
         """As `SparkEngine.share_batches`."""
-        spark = self.get()
-        from compactor.spark.jobs import share_batches
+        with self._watched():
+            spark = self.get()
+            from compactor.spark.jobs import share_batches
 
-        return share_batches(spark, some, others)
+            return share_batches(spark, some, others)
 
     def tasks(self) -> tuple[int, int] | None:
         """The tasks done, and all tasks, of the active stages; None without any."""
@@ -177,7 +182,8 @@ class Session:
         from compactor.spark.jvm import end
 
         spark, self._spark = self._spark, None
-        end(spark)
+        with self._watched(_ENDING_SECONDS):
+            end(spark)
 
     def abandon(self) -> None:
         """As `stop`, while a thread of this process waits for a job or a start.
@@ -189,9 +195,21 @@ class Session:
             return  # a JVM that is being started ends when it finds our end of its input closed
         from py4j.protocol import Py4JError
 
-        with suppress(Py4JError, OSError):  # it may have got the signal as well, and be gone
+        # It may have got the signal as well, and be gone.
+        with suppress(Py4JError, OSError), self._watched(_ENDING_SECONDS):
             self._spark.sparkContext.setLogLevel("OFF")
             self.stop()
+
+    @contextmanager
+    def _watched(self, seconds: float | None = None) -> Iterator[None]:
+        """A JVM that is frozen is killed, so that the calls of the block end."""
+        try:
+            from compactor.spark.jvm import killed_if_frozen
+        except ImportError:  # without pyspark there is no JVM; a start says so
+            yield
+            return
+        with killed_if_frozen(seconds or self._wishes.frozen_seconds):
+            yield
 
     def _is_gone(self) -> bool:
         if self._spark is None:

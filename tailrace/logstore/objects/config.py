@@ -232,6 +232,12 @@ class CompactionSettings(RunningSettings):
         pattern=r"^[0-9]+[mg]$",
         description="Heap of the Spark driver, unless spark-submit set one",
     )
+    frozen_seconds: float = Field(
+        default=300,
+        ge=1,
+        description="Spark's JVM is killed, and started again in the next pass, if it uses no "
+        "processor time for this long while a pass waits for it",
+    )
     jars: str = Field(
         default="",
         description="Folder of the jars that Spark needs for S3; empty: Spark downloads them",

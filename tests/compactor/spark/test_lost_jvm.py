@@ -1,4 +1,4 @@
-"""Spark's JVM is killed under a compactor that stays, as the kernel does for its memory."""
+"""Spark's JVM is killed or frozen under a compactor that stays."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch, merging
 from tests.compactor.spark.executors import commands_below, first_of, until
 
 JOB = str(Path(__file__).parents[3] / "compactor" / "job.py")
+FROZEN_SECONDS = 8  # an idle JVM uses some of a processor in each
 JVM = b"org.apache.spark.deploy.SparkSubmit"
 
 STARTS_TWICE = """
@@ -45,6 +46,7 @@ def log(tmp_path: Path) -> Path:
 @pytest.fixture
 def resident(lake: Lake, log: Path) -> Iterator[subprocess.Popen[str]]:
     settings = {"DRIVER_MEMORY": "1g", "POLL_SECONDS": "1", "GATHER_SECONDS": "0"}
+    settings["FROZEN_SECONDS"] = f"{FROZEN_SECONDS}"
     with log.open("wb") as errors:
         process = subprocess.Popen(
             [sys.executable, JOB, "--data", str(lake.data), "--every", "1s"],
@@ -80,10 +82,14 @@ def takes_in(process: subprocess.Popen[str], rows: int) -> None:
     assert found == rows
 
 
-def kill_jvm(lake: Lake) -> None:
+def kill_jvm(lake: Lake, number: signal.Signals = signal.SIGKILL) -> None:
     jvms = {pid: words for pid, words in commands_below(lake.data) if JVM in words}
     [found] = first_of(jvms)
-    os.kill(found, signal.SIGKILL)
+    os.kill(found, number)
+
+
+def starting(lake: Lake) -> bool:
+    return any(JVM in words for _, words in commands_below(lake.data))
 
 
 @pytest.mark.in_turn(4, "a lost JVM")
@@ -99,6 +105,34 @@ def test_another_is_started(lake: Lake, resident: subprocess.Popen[str], log: Pa
     said = log.read_text()
     assert "Spark ended; starting it again" in said
     assert "this pass failed, and the next one tries again: Spark failed: " in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.in_turn(4, "a frozen JVM")
+def test_one_that_is_frozen_is_replaced(
+    lake: Lake, resident: subprocess.Popen[str], log: Path
+) -> None:
+    """At its start, idle and at work; at the end it does not hold up the stop."""
+    sent = new(lake, 0)
+    until(lambda: starting(lake))
+    kill_jvm(lake, signal.SIGSTOP)
+    takes_in(resident, 40_000)
+    kill_jvm(lake, signal.SIGSTOP)  # idle
+    sent += new(lake, 1)
+    takes_in(resident, 40_000)
+    sent += new(lake, 2)
+    until(lambda: merging(lake))
+    kill_jvm(lake, signal.SIGSTOP)  # at work
+    takes_in(resident, 40_000)
+    kill_jvm(lake, signal.SIGSTOP)
+    resident.terminate()
+    resident.communicate(timeout=300)
+    assert resident.returncode == 0
+    until(lambda: list(commands_below(lake.data)) == [])
+    lake.holds(sent)
+    said = log.read_text()
+    assert said.count("Spark's JVM has used no processor time for 8 s; it is killed") == 3
+    assert said.count("Spark's JVM has used no processor time for 10 s; it is killed") == 1
     assert "Traceback" not in said
 
 
