@@ -280,7 +280,11 @@ async def _without_copies(
     snapshot: RunSnapshot, ranges: Sequence[tuple[int, int]], cursor: Cursor
 ) -> list[tuple[int, int]]:
     """Returns the ranges without lines of which another copy was seen."""
-    seen = {ulids.batch_of(last): last - ulids.batch_of(last) + 1 for last in cursor.last_records}
+    seen: dict[int, int] = {}
+    # A reader that went from node to node has seen more of a batch in one copy than in another.
+    for last in cursor.last_records:
+        batch = ulids.batch_of(last)
+        seen[batch] = max(last - batch + 1, seen.get(batch, 0))
     for copy in snapshot.copies:
         records = min(cursor.seen(copy.node) + 1 - copy.pos, copy.records)
         if records > 0:

@@ -4,8 +4,8 @@ Before a freeze a run begins. While the store is frozen, lines are written throu
 each node is asked for a page of the run: it has all lines that the node has acknowledged, and those
 of the others that it does not name as silent, and it says that the store is silent. Other harm goes
 on meanwhile: a node that is away, or that stands still, is left out. One that has started since the
-freeze cannot read which other nodes there are, and has its own lines. In the end the lines of these
-runs are compared as those of all others.
+freeze, or just before it, has not read which other nodes there are, and has its own lines. In the
+end the lines of these runs are compared as those of all others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
+from contextlib import suppress
 from itertools import count
+from pathlib import Path
 from typing import Any, Final
 
 import httpx
@@ -29,6 +32,8 @@ _BETWEEN_SECONDS: Final = 0.5
 _LINES: Final = 5
 _ANSWER_SECONDS: Final = 8.0
 _AWAY: Final = ("node-not-ready", "unavailable")
+_JOINS_SECONDS: Final = 10.0
+"""So long after its start a node has read the register, also on a loaded machine."""
 
 
 class Frost:
@@ -64,7 +69,7 @@ class Frost:
         written = Written(RunKey("torture.frozen", f"run-{number}"))
         os.kill(self._server, signal.SIGSTOP)
         os.waitid(os.P_PID, self._server, os.WSTOPPED)
-        processes = {node.name: node.process for node in self._nodes.all}
+        processes = {node.name: _process_with_register(node) for node in self._nodes.all}
         try:
             for node in self._nodes.all:
                 await self._write(node, written, number)
@@ -96,7 +101,7 @@ class Frost:
     async def _look(
         self, node: TorturedNode, written: Written, processes: dict[str, int | None]
     ) -> None:
-        """Asks for a page; `processes` are those that ran when the store was frozen."""
+        """Asks for a page; `processes` are those that knew the others before the freeze."""
         url = f"{node.url}{run_path(written.key)}"
         try:
             reply = await self._client.get(url, timeout=_ANSWER_SECONDS)
@@ -113,6 +118,18 @@ class Frost:
         there, silent = set(page["logs"].splitlines()), page.get("silent", [])
         for name, lines in written.by_producer.items():
             is_silent = any(one.startswith(f"{name[0]}-") for one in silent)
-            knows = processes.get(node.name) == node.process
+            knows = node.process is not None and processes.get(node.name) == node.process
             if (name == node.name or (knows and not is_silent)) and (left := set(lines) - there):
                 self.faults.append(f"{where} lacks {len(left)} lines of {name}: {silent} silent")
+
+
+def _process_with_register(node: TorturedNode) -> int | None:
+    """The node's process, if it ran long enough to know the other nodes."""
+    process = node.process
+    if process is None:
+        return None
+    with suppress(FileNotFoundError):  # it ended just now
+        started = Path(f"/proc/{process}").stat().st_ctime
+        if time.time() - started >= _JOINS_SECONDS:
+            return process
+    return None

@@ -37,6 +37,7 @@ SETTINGS: Final = {
 _TO_BE_STARTED: Final = ("lines are only in the journal", "stays in the register")
 _MOST_ENDS: Final = 5
 _FRAME_LINES: Final = 24
+_LAST_LINES: Final = 12
 APART_MS: Final = 30_000
 """The clocks of two nodes are so far from the third one's."""
 
@@ -69,8 +70,12 @@ class TorturedNode:
     async def end(self) -> list[str]:
         """kill -TERM; what is wrong with how it ended, in sentences."""
         status = await asyncio.to_thread(self.service.stop)
-        found = [] if status == 0 else [f"node {self.name} ended with status {status}"]
-        _, traceback, trace = self.service.output().partition("Traceback")
+        output = self.service.output()
+        found = []
+        if status:
+            last = "\n".join(output.splitlines()[-_LAST_LINES:])
+            found.append(f"node {self.name} ended with status {status}; it said:\n{last}")
+        _, traceback, trace = output.partition("Traceback")
         return found + ([f"node {self.name} logged: {_end_of(trace)}"] if traceback else [])
 
     async def end_for_good(self) -> list[str]:

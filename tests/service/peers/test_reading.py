@@ -85,6 +85,36 @@ def test_a_copy_is_known_by_its_id_while_the_node_that_had_it_is_away() -> None:
     world.play(go)
 
 
+@pytest.mark.parametrize("begun", ["a", "b"])
+def test_a_batch_that_was_begun_at_one_node_and_ended_at_another_is_not_repeated(
+    begun: str,
+) -> None:
+    """The reader's cursor names the batch twice, with more of its records for one node."""
+    world, board = cluster(5, lazy=True)
+
+    async def go(clock: VirtualClock) -> None:
+        nodes = {name: await world.start(clock, name) for name in "ab"}
+        urls = {"a": "a-1", "b": "b-2"}
+        first, then = nodes[begun], nodes["b" if begun == "a" else "a"]
+        await clock.sleep(1.0)
+        reader = CursorReader(RUN)
+        await world.clients.send(nodes["b"], clock, RUN)
+        await reader.read_all(nodes["b"])
+        while (sent := await world.clients.send(first, clock, RUN)).text.count(b"\n") < 4:
+            await reader.read_all(first)
+        assert await reader._page(first, 2)
+        await world.clients.repeat(then, sent)
+        board.kill(urls[begun])
+        await reader.read_all(then)
+        board.kill(urls["b" if begun == "a" else "a"])
+        await reader.read_all(first)
+        await world.clients.send(first, clock, RUN)
+        await reader.read_all(first)
+        world.clients.check(RUN, reader.text, where="pages")
+
+    world.play(go)
+
+
 @pytest.mark.parametrize("seed", some(seeds(6), 3, "read over nodes"))
 def test_readers_get_each_line_once_whatever_happens(seed: int) -> None:
     """Producers change nodes and send again elsewhere; nodes die, return, and cannot be reached."""
