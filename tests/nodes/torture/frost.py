@@ -14,9 +14,7 @@ import asyncio
 import os
 import signal
 import time
-from contextlib import suppress
 from itertools import count
-from pathlib import Path
 from typing import Any, Final
 
 import httpx
@@ -124,12 +122,5 @@ class Frost:
 
 
 def _process_with_register(node: TorturedNode) -> int | None:
-    """The node's process, if it ran long enough to know the other nodes."""
-    process = node.process
-    if process is None:
-        return None
-    with suppress(FileNotFoundError):  # it ended just now
-        started = Path(f"/proc/{process}").stat().st_ctime
-        if time.time() - started >= _JOINS_SECONDS:
-            return process
-    return None
+    """The node's process, if it has been ready for long enough to know the other nodes."""
+    return node.process if time.monotonic() - node.ready_at >= _JOINS_SECONDS else None

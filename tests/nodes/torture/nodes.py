@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -48,6 +49,8 @@ class TorturedNode:
 
     name: str
     service: ServiceProcess
+    ready_at: float = 0.0
+    """The monotonic time at which its process was ready."""
 
     @property
     def url(self) -> str:
@@ -66,6 +69,7 @@ class TorturedNode:
     async def start(self) -> None:
         """Returns when it is ready."""
         await asyncio.to_thread(self.service.start)
+        self.ready_at = time.monotonic()
 
     async def end(self) -> list[str]:
         """kill -TERM; what is wrong with how it ended, in sentences."""
