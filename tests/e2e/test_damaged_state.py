@@ -123,6 +123,32 @@ def test_a_raised_deletion_refuses_no_batch(service: ServiceProcess, tmp_path: P
     service.stop()
 
 
+@pytest.mark.in_turn(4)
+@pytest.mark.parametrize("damage", ["flipped", "emptied"])
+def test_a_manifest_that_cannot_be_read_does_not_fail_a_stop(
+    service: ServiceProcess, tmp_path: Path, damage: str
+) -> None:
+    """A drain cannot bring lines into that run's log: it leaves them, and all parts still stop."""
+    service.start()
+    assert post(service, ["before"]).status_code == 200
+    assert service.stop() == 0
+    manifest = tmp_path / "store" / keys.RUNS / FQN / "run-1.json"
+    intact = manifest.read_bytes()
+    service.start()
+    assert post(service, ["after"]).status_code == 200
+    if damage == "flipped":
+        flip(manifest, lambda value: True)
+    else:
+        manifest.write_bytes(b"")
+    assert service.stop() == 0
+    manifest.write_bytes(intact)
+    service.start()
+    closed = httpx.post(f"{service.url}{RUN}/close", timeout=60)
+    assert closed.json()["state"] == "closed"
+    assert httpx.get(f"{service.url}{RUN}/download", timeout=60).text == "before\nafter\n"
+    assert service.stop() == 0
+
+
 def found(service: ServiceProcess, **asked: str) -> tuple[int, list[str], dict[str, object]]:
     """The status, the lines, and the stats of a search."""
     reply = httpx.get(f"{service.url}/query", params={"format": "ndjson", **asked}, timeout=60)
