@@ -252,7 +252,7 @@ async def _letters(folder: Path, harm: Damage) -> Seen:
         receiver.judge = judge
         async with lake.running(made), lake.world() as world:
             try:
-                async with asyncio.timeout(15):
+                async with asyncio.timeout(120):
                     sent, refused = await redelivered(admin_of(world))
             except TimeoutError:
                 seen.stopped = "the redelivery"
