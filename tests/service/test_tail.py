@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
+
+import pytest
 
 from service.journal.journal import Appended
 from service.tail import Channel, SseSettings, Tail, Watcher
@@ -115,6 +118,19 @@ async def test_an_end_wakes_and_the_next_watcher_has_a_channel_of_its_own() -> N
     assert tail.watched == {KEY: second.channel}
     tail.unwatch(second)
     assert (tail.watched, tail.readers) == ({}, 0)
+
+
+@pytest.mark.parametrize("change", [Channel.miss, Channel.wake_all])
+async def test_lines_without_a_tick_wake_all_readers(change: Callable[[Channel], None]) -> None:
+    """Each reader then reads storage: nothing else would wake it before the heartbeat."""
+    tail = Tail("n", QUICK)
+    watchers = [tail.watch(KEY), tail.watch(KEY)]
+    waiting = [asyncio.create_task(watcher.wait()) for watcher in watchers]
+    await asyncio.sleep(0)
+    change(watchers[0].channel)
+    assert await asyncio.gather(*waiting) == ["news", "news"]
+    for watcher in watchers:
+        tail.unwatch(watcher)
 
 
 async def test_nobody_waits_once_it_is_stopped() -> None:

@@ -171,6 +171,26 @@ def test_epochs_rise_also_when_nothing_of_it_was_kept() -> None:
     simulate(scenario, start_ms=START_MS)
 
 
+def test_clear_removes_what_nobody_holds_and_leaves_the_rest() -> None:
+    """A held lease that was removed would let a second node work on the same run."""
+
+    async def scenario(clock: VirtualClock) -> None:
+        store = open_store(clock)
+        a, b = of(store, clock, "node-A"), of(store, clock, "node-B")
+        expired, released, kept = (sweep_lease(RunKey("a/b", run)) for run in "erk")
+        source = kept.source
+        await taken(a, expired)
+        await clock.sleep(2 * TIMEOUT)
+        await a.release(await taken(a, released))
+        held = await taken(a, kept)
+        await b.clear(source)
+        assert [info.key async for info in store.list("coordination/")] == [kept.key]
+        assert held.valid()
+        assert await b.acquire(kept) is None
+
+    simulate(scenario, start_ms=START_MS)
+
+
 @pytest.mark.parametrize("fault", [Fault.UNKNOWN_DONE, Fault.UNKNOWN_NOT_DONE])
 def test_lost_answers(fault: Fault) -> None:
     async def scenario(clock: VirtualClock) -> None:

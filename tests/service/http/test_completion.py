@@ -4,39 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 import pytest
-from fastapi import FastAPI
 
-from service.http import errors
-from service.http.query_facets import completion_routes
-from service.query.engine import QueryEngine
 from tailrace.logstore import ulid
-from tests.service.http.test_query import Connection, mixed
+from tests.service.http.query_client import Connection, app_of, client_of, mixed
 from tests.service.query.test_limits import TIGHT, big, endless
 from tests.service.query.world import NOW_MS, RUNS, World, engine_of, entry
 
 FIELDS, VALUES = "/query/fields", "/query/values"
 BOTH = pytest.mark.parametrize("at", [FIELDS, f"{VALUES}?field=message"])
-
-
-def app_of(engine: QueryEngine) -> FastAPI:
-    app = FastAPI()
-    routes = completion_routes(lambda: engine)
-    app.include_router(routes)
-    errors.install(app, lambda: "request-1", [routes])
-    return app
-
-
-@asynccontextmanager
-async def client_of(engine: QueryEngine) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app_of(engine))
-    async with httpx.AsyncClient(transport=transport, base_url="http://node") as client:
-        yield client
 
 
 async def test_the_answers_name_fields_and_values_of_the_newest_records(tmp_path: Path) -> None:

@@ -5,40 +5,18 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
 import pytest
-from fastapi import FastAPI
 
-from service.http import errors
-from service.http.query_facets import histogram_routes
-from service.query.engine import QueryEngine
 from service.query.request import QueryRequest
 from tailrace.logstore import ulid
-from tests.service.http.test_query import Connection, mixed
+from tests.service.http.query_client import Connection, app_of, client_of, mixed
 from tests.service.query.test_limits import TIGHT, big, endless
 from tests.service.query.world import NOW_MS, RUNS, World, engine_of, entry
 
 AT = "/query/histogram"
 DAY_MS = 86_400_000
-
-
-def app_of(engine: QueryEngine) -> FastAPI:
-    app = FastAPI()
-    routes = histogram_routes(lambda: engine)
-    app.include_router(routes)
-    errors.install(app, lambda: "request-1", [routes])
-    return app
-
-
-@asynccontextmanager
-async def client_of(engine: QueryEngine) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app_of(engine))
-    async with httpx.AsyncClient(transport=transport, base_url="http://node") as client:
-        yield client
 
 
 async def test_the_answer_has_every_bucket_and_the_stats(tmp_path: Path) -> None:

@@ -6,57 +6,20 @@ import asyncio
 import io
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import httpx
 import orjson
 import pyarrow.parquet as pq
 import pytest
-from fastapi import FastAPI
 
-from service.http import errors
-from service.http.query import router
-from service.http.query_facets import count_routes
-from service.query.engine import QueryEngine
 from service.query.request import QueryRequest, TimeRangeSizes
 from tailrace.logstore import ulid
+from tests.service.http.query_client import Connection, app_of, client_of, mixed, records
 from tests.service.query.test_limits import TIGHT, big, endless
 from tests.service.query.world import NOW_MS, RUNS, World, engine_of, entry
 from tests.simulation.hand_clock import HandClock
-
-
-def app_of(engine: QueryEngine) -> FastAPI:
-    app = FastAPI()
-    routes = [router(lambda: engine), count_routes(lambda: engine)]
-    for one in routes:
-        app.include_router(one)
-    errors.install(app, lambda: "request-1", routes)
-    return app
-
-
-@asynccontextmanager
-async def client_of(engine: QueryEngine) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app_of(engine))
-    async with httpx.AsyncClient(transport=transport, base_url="http://node") as client:
-        yield client
-
-
-async def mixed(root: Path) -> World:
-    rng = random.Random(1)
-    world = World(root)
-    world.merge([entry(rng) for _ in range(10)], {})
-    await world.segment([entry(rng) for _ in range(10)])
-    world.unflushed([entry(rng) for _ in range(10)])
-    return world
-
-
-def records(response: httpx.Response) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    *found, last = [orjson.loads(line) for line in response.content.splitlines()]
-    return found, last
 
 
 async def test_ndjson_ends_with_stats(tmp_path: Path) -> None:
@@ -211,33 +174,6 @@ async def test_a_full_queue_is_503_with_retry_after(tmp_path: Path) -> None:
         assert response.status_code == 503
         assert int(response.headers["retry-after"]) > 0
         await running.close()
-
-
-class Connection:
-    """An ASGI connection whose client reads as slowly as told, and may leave."""
-
-    def __init__(self, path: str, query: bytes) -> None:
-        self.scope = {
-            "type": "http", "method": "GET", "path": path, "raw_path": path.encode(),
-            "query_string": query, "headers": [], "http_version": "1.1", "scheme": "http",
-            "server": ("node", 80), "client": ("client", 1), "root_path": "",
-        }  # fmt: skip
-        self.body = bytearray()
-        self.messages = 0
-        self.gone = asyncio.Event()
-        self.taken = asyncio.Event()
-        self.reading = asyncio.Event()
-
-    async def receive(self) -> dict[str, Any]:
-        await self.gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(self, message: Any) -> None:
-        if message["type"] == "http.response.body":
-            self.body += message["body"]
-            self.messages += 1
-            self.taken.set()
-            await self.reading.wait()
 
 
 @pytest.mark.parametrize("moment", ["before the first byte", "in the middle"])

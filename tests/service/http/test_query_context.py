@@ -12,7 +12,7 @@ import pytest
 
 from service.query.request import RecordKey
 from tests.seeds import seeds
-from tests.service.http.test_query import client_of, records
+from tests.service.http.query_client import client_of, records
 from tests.service.query.world import World, engine_of, entry
 
 Groups = list[list[tuple[RecordKey, bool]]]

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import struct
 
+import pytest
+
 from service.journal import format as wal
 from service.journal.format import encode_attributes
 from service.journal.journal import Journal
 from tailrace.logstore.batch import digest, has_record_meta
-from tests.service.journal.rig import RUN, Rig, held, put, texts
+from tailrace.logstore.errors import Damaged
+from tests.service.journal.rig import NODE, RUN, Rig, held, put, texts
 from tests.service.journal.test_damage import copy_with, opened, read, wals, written
+from tests.service.journal.test_positions import FILE, SECRET
 
 
 def test_files_of_the_version_before_are_read() -> None:
@@ -26,6 +30,21 @@ def test_files_of_the_version_before_are_read() -> None:
         assert not rig.recovered.found
 
     asyncio.run(opened(copy_with(fs, 0, bytes(data)), ask))
+
+
+def test_a_header_that_is_cut_anywhere_is_damaged() -> None:
+    header = wal.encode_header(file=FILE, secret=SECRET, first_pos=0, node=NODE)
+    assert wal.decode_header(header).size == len(header)
+    for size in range(len(header)):
+        with pytest.raises(Damaged):
+            wal.decode_header(header[:size])
+
+
+def test_a_file_of_another_kind_has_no_header_though_its_checksum_is_right() -> None:
+    head = wal.encode_header(file=FILE, secret=SECRET, first_pos=0, node=NODE)[:-4]
+    other = bytes([head[0] ^ 1]) + head[1:]
+    with pytest.raises(Damaged, match="it has no header"):
+        wal.decode_header(other + struct.pack("<I", wal._checksum(other)))
 
 
 async def test_attributes_of_all_lines_of_a_batch_come_back() -> None:

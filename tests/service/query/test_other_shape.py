@@ -9,7 +9,7 @@ import pytest
 
 from tests import reshaped
 from tests.reshaped import Reshape
-from tests.service.http.test_query import client_of, mixed, records
+from tests.service.http.query_client import client_of, mixed, records
 from tests.service.query.world import engine_of, entry
 
 
