@@ -31,7 +31,7 @@ import uvloop
 from service.access.access import following_rules
 from service.compaction import CompactionChild, job_command, job_environment
 from service.http.admin import open_leases
-from service.http.authorization import Gate
+from service.http.authorization import AccessControl
 from service.http.internal import answering_nodes, node_socket
 from service.http.server import Sharing, address, bound_socket, serving
 from service.metrics.workers import WorkerPlace
@@ -48,9 +48,9 @@ from service.settings import Settings
 from service.wiring import (
     Machine,
     internal,
+    make_access_control,
     make_app,
     make_engine,
-    make_gate,
     make_live,
     make_node,
     make_queue,
@@ -167,7 +167,7 @@ async def run(
     """
     machine = _machine()
     async with AsyncExitStack() as stack:
-        gate = make_gate(settings, machine)
+        control = make_access_control(settings, machine)
         node, check, asked, bound = await _begin(stack, settings, machine, bound)
         _log_torn(node)
         sources = make_sources(settings, node)
@@ -180,13 +180,13 @@ async def run(
         leases = await stack.enter_async_context(opening_leases)
         child = _compactor(settings, machine)
         app = make_app(
-            settings, machine, node, lambda: engine, live, queue, leases, child, place, gate
+            settings, machine, node, lambda: engine, live, queue, leases, child, place, control
         )
         machine.problems.append(queue.problems)
         problems = [node.lasting_problems]
-        if gate is not None:
-            problems.append(gate.problems)
-            await stack.enter_async_context(_following(settings, gate, machine))
+        if control is not None:
+            problems.append(control.problems)
+            await stack.enter_async_context(_following(settings, control, machine))
         http = await stack.enter_async_context(
             serving(
                 app,
@@ -196,7 +196,7 @@ async def run(
                 sharing=sharing,
             )
         )
-        await stack.enter_async_context(_answering(settings, node, asked, gate))
+        await stack.enter_async_context(_answering(settings, node, asked, control))
         compacting = asyncio.create_task(child.run(), name="compaction")
         stack.callback(compacting.cancel)
         watch = ProblemLog(lambda: [p for each in problems for p in each()], machine.clock)
@@ -341,10 +341,10 @@ def _compactor(settings: Settings, machine: Machine) -> CompactionChild:
 
 
 def _following(
-    settings: Settings, gate: Gate, machine: Machine
+    settings: Settings, control: AccessControl, machine: Machine
 ) -> AbstractAsyncContextManager[object]:
     seconds = settings.access.reload_seconds
-    return following_rules(gate.access, gate.audit, machine.clock, seconds)
+    return following_rules(control.access, control.audit, machine.clock, seconds)
 
 
 def _asked_at(asked: socket.socket | None, bound: socket.socket) -> str:
@@ -354,7 +354,7 @@ def _asked_at(asked: socket.socket | None, bound: socket.socket) -> str:
 
 @asynccontextmanager
 async def _answering(
-    settings: Settings, node: Node, asked: socket.socket | None, gate: Gate | None
+    settings: Settings, node: Node, asked: socket.socket | None, control: AccessControl | None
 ) -> AsyncIterator[None]:
     """Answers other nodes at their own address while the block runs, if it is configured."""
     if asked is None:
@@ -364,7 +364,7 @@ async def _answering(
     def fresh_id() -> str:
         return ulids.fresh_text(node.environment.clock, node.environment.entropy)
 
-    (router,) = internal(settings, node, None, gate)
+    (router,) = internal(settings, node, None, control)
     async with answering_nodes(router, asked, settings.nodes, fresh_id):
         yield
 

@@ -23,7 +23,7 @@ from service.compaction import CompactionChild
 from service.erasure import Erasure
 from service.http.admin import LeasesOfStore
 from service.http.app import Application, HttpApi, build_app
-from service.http.authorization import Gate
+from service.http.authorization import AccessControl
 from service.http.browsers import BrowserGuard
 from service.http.internal import client_context, internal_routes
 from service.http.system import VerificationCommand, verify_command, verify_environment
@@ -287,7 +287,7 @@ def make_app(
     leases: LeasesOfStore,
     compaction: CompactionChild | None = None,
     place: WorkerPlace | None = None,
-    gate: Gate | None = None,
+    control: AccessControl | None = None,
 ) -> Application:
     """The HTTP API of the node; `place` is its number among several workers."""
     sources = MetricSources(
@@ -339,8 +339,8 @@ def make_app(
             erasure=lambda: erasure,
             reported_version=settings.openmetadata.version,
             guard=browser_guard(settings),
-            routers=() if settings.nodes.listen else internal(settings, node, scrape, gate),
-            gate=gate,
+            routers=() if settings.nodes.listen else internal(settings, node, scrape, control),
+            control=control,
         ),
     )
 
@@ -349,7 +349,7 @@ def internal(
     settings: Settings,
     node: Node,
     scrape: Callable[[], Awaitable[bytes]] | None,
-    gate: Gate | None,
+    control: AccessControl | None,
 ) -> tuple[APIRouter, ...]:
     """The routes between nodes; none for a node that asks no others."""
     if not settings.nodes.ask:
@@ -357,12 +357,16 @@ def internal(
     answers, members = Answers(node, node.environment.clock, scrape), node.members
     return (
         internal_routes(
-            settings.nodes.secrets, lambda: members.instance, answers.answer, members.contacts, gate
+            settings.nodes.secrets,
+            lambda: members.instance,
+            answers.answer,
+            members.contacts,
+            control,
         ),
     )
 
 
-def make_gate(settings: Settings, machine: Machine) -> Gate | None:
+def make_access_control(settings: Settings, machine: Machine) -> AccessControl | None:
     """The rules of access; None without them. Raises `InvalidInput` if they are unreadable."""
     access = settings.access
     if not access.rules:
@@ -380,7 +384,7 @@ def make_gate(settings: Settings, machine: Machine) -> Gate | None:
     def fresh_id() -> str:
         return ulids.fresh_text(machine.clock, machine.entropy)
 
-    return Gate(rules, audit, machine.clock, fresh_id)
+    return AccessControl(rules, audit, machine.clock, fresh_id)
 
 
 def browser_guard(settings: Settings) -> BrowserGuard:

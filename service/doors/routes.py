@@ -101,11 +101,11 @@ class DoorRoutes:
     async def _admit(
         self, door: Door, request: DoorRequest, scope: Scope, receive: Receive, send: TimedRequest
     ) -> None:
-        gate = self._append.gate
-        if gate is None or send.path == "/":
+        control = self._append.control
+        if control is None or send.path == "/":
             await self._answer(door, request, scope, receive, send)
             return
-        await gate.append(
+        await control.append(
             scope,
             receive,
             None,
@@ -199,9 +199,9 @@ class DoorRoutes:
     async def _store(
         self, door: Door, request: DoorRequest, records: DoorRecords, scope: Scope
     ) -> Reply:
-        counters, gate = self._append.counters, self._append.gate
-        if gate is not None:
-            gate.confirm(scope)
+        counters, control = self._append.counters, self._append.control
+        if control is not None:
+            control.confirm(scope)
         outcome = Outcome(refused=[(each.places, each.error) for each in records.refused])
         storing: list[tuple[RunRecords, Storing]] = []
         connector = f"{door.name}/{_client(scope)}"
@@ -266,9 +266,9 @@ class DoorRoutes:
         if names is None or names.hold(fqn):
             return
         error = Forbidden(f"there is no right to append to the pipeline {fqn[:200]!r}")
-        gate = self._append.gate
-        if gate is not None:
-            gate.refused(scope, error, fqn)
+        control = self._append.control
+        if control is not None:
+            control.refused(scope, error, fqn)
         raise error
 
     def _note(self, error: BaseException, scope: Scope) -> None:

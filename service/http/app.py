@@ -32,7 +32,7 @@ from service.http import errors
 from service.http.admin import Open, OpenPipelines, deletion_routes, lease_routes, pipeline_routes
 from service.http.api import NodeApi
 from service.http.append import AppendRoutes
-from service.http.authorization import Gate, Need, need_of
+from service.http.authorization import AccessControl, Need, need_of
 from service.http.body import CountedBody, Receive, Scope, Send
 from service.http.browsers import BrowserGuard
 from service.http.cdap import cdap_routes
@@ -378,7 +378,7 @@ class HttpApi:
     erasure: Callable[[], Erasure] | None = None
     reported_version: str = REPORTED_VERSION
     guard: BrowserGuard = field(default_factory=BrowserGuard)
-    gate: Gate | None = None
+    control: AccessControl | None = None
     routers: tuple[APIRouter, ...] = ()
 
 
@@ -428,10 +428,10 @@ class Application:
         return self._answer_rest(scope, receive, send)
 
     def _append(self, scope: Scope, receive: Receive, send: TimedRequest) -> Awaitable[None] | None:
-        gate, path = self.append.gate, scope["raw_path"]
-        if gate is None or not path.startswith(PREFIX):
+        control, path = self.append.control, scope["raw_path"]
+        if control is None or not path.startswith(PREFIX):
             return self.append.answer(scope, receive, send)
-        return gate.append(
+        return control.append(
             scope,
             receive,
             self.append.pipeline(path),
@@ -488,7 +488,7 @@ def build_app(node: NodeApi, api: HttpApi) -> Application:
         sheds=lambda: node.shedding.active,
         silent=lambda: node.cut_off_from,
     )
-    append.gate = api.gate
+    append.control = api.control
     settings = api.settings
     repeats = Repeats(metered, node.find_repeat, api.clock, settings.doors)
     doors = DoorRoutes(append, repeats, settings.doors, api.clock)
@@ -499,7 +499,7 @@ def _framework(node: NodeApi, api: HttpApi, fresh_id: Callable[[], str]) -> Fast
     routers = all_routers(node, api)
     app = FastAPI(
         # `include_router` would build every route once more, at the first request.
-        routes=_routes(routers, Replies(api.settings.server.reply_bytes), api.gate),
+        routes=_routes(routers, Replies(api.settings.server.reply_bytes), api.control),
         title="Tailrace",
         version=version("tailrace"),
         description="Stores the logs of pipeline runs: append, live view, pages, search.",
@@ -512,7 +512,9 @@ def _framework(node: NodeApi, api: HttpApi, fresh_id: Callable[[], str]) -> Fast
     return app
 
 
-def _routes(routers: Iterable[APIRouter], replies: Replies, gate: Gate | None) -> list[BaseRoute]:
+def _routes(
+    routers: Iterable[APIRouter], replies: Replies, control: AccessControl | None
+) -> list[BaseRoute]:
     routes: list[BaseRoute] = []
     for router in routers:
         answer_head(router)
@@ -520,9 +522,9 @@ def _routes(routers: Iterable[APIRouter], replies: Replies, gate: Gate | None) -
             if "GET" in methods_of(route) and route.path in LONG_REPLIES:
                 route.app = replies.limited(route.app)
         routes += router.routes
-    if gate is not None:
+    if control is not None:
         for each in routes:
-            gate.guard(each)
+            control.guard(each)
     return routes
 
 
@@ -542,7 +544,7 @@ def all_routers(node: NodeApi, api: HttpApi) -> list[APIRouter]:
         cdap_routes(node, pages, api.clock),
         page_routes(node, pages),
         listing_routes(node, pages, api.clock),
-        health_routes(node, api.scrape, api.gate),
+        health_routes(node, api.scrape, api.control),
         docs_routes(),
         web_routes(),
         version_routes(api.reported_version, version("tailrace")),

@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, TypeAlias, TypeVar
 
-from service.http.authorization import Gate
+from service.http.authorization import AccessControl
 from service.http.body import (
     BodyTooLarge,
     Bounds,
@@ -137,7 +137,7 @@ class AppendRoutes:
         self.silent = silent
         self.hosts = hosts
         """`Host` values that the service answers to, as far as they were checked."""
-        self.gate: Gate | None = None
+        self.control: AccessControl | None = None
         """Asked about every append and close, if there are rules of access."""
         self._appended = appended(counters.request_seconds)
         self._routes: dict[bytes, Route] = {}
@@ -264,8 +264,8 @@ class AppendRoutes:
             share.end()
 
     async def _store(self, route: Route, scope: Scope, decoded: Decoded, send: Send) -> None:
-        if self.gate is not None:
-            self.gate.confirm(scope, fqn=route.key.fqn)
+        if self.control is not None:
+            self.control.confirm(scope, fqn=route.key.fqn)
         batch = self._batch(route, dict(scope["headers"]).get, decoded)
         if not decoded.text:
             await self._take_nothing(route, decoded, batch.durability, send)

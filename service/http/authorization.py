@@ -145,7 +145,7 @@ WATCHED: Final = "tailrace.watched"
 NAMES: Final = "tailrace.names"
 """Key of a request's scope: the pipelines that it may see, if rules exist."""
 WHO: Final = "tailrace.who"
-GATE: Final = "tailrace.gate"
+ACCESS_CONTROL: Final = "tailrace.access_control"
 LOADS: Final = "tailrace.loads"
 """Key of a request's scope: how often the rules had been read when it was admitted."""
 _ALL: Final = ""
@@ -179,8 +179,8 @@ def require_all(request: Request, fqns: Iterable[str], what: str) -> None:
 
 def _noted(request: Request, error: Forbidden) -> Forbidden:
     """Counts a refusal, writes it to the audit log and returns it."""
-    gate: Gate = request.scope[GATE]
-    gate.refused(request.scope, error)
+    control: AccessControl = request.scope[ACCESS_CONTROL]
+    control.refused(request.scope, error)
     return error
 
 
@@ -204,7 +204,7 @@ def restricted(request: Request, asked: QueryRequest) -> QueryRequest:
     return replace(asked, condition=whole)
 
 
-class Gate:
+class AccessControl:
     """Applies the access rules of a node to its routes."""
 
     def __init__(
@@ -315,7 +315,7 @@ class Gate:
 
     async def _admitted(self, scope: Scope, need: Need, fqn: str | None) -> Identity:
         who = await self.access.identify(scope["headers"], _peer(scope))
-        scope[WHO], scope[GATE], scope[LOADS] = who, self, self.access.loads
+        scope[WHO], scope[ACCESS_CONTROL], scope[LOADS] = who, self, self.access.loads
         scope[NAMES] = self.access.require(who, need.scopes, fqn)
         if who.quota is not None:
             who.quota.take(1, 0)
@@ -399,38 +399,40 @@ class Gate:
 class Lasting:
     """A `send` that checks a lasting reply again, and counts its bytes."""
 
-    __slots__ = ("_due", "_gate", "_loads", "_need", "_refuses", "_scope", "_send", "_who")
+    __slots__ = ("_control", "_due", "_loads", "_need", "_refuses", "_scope", "_send", "_who")
 
-    def __init__(self, gate: Gate, scope: Scope, need: Need, who: Identity, send: Send) -> None:
-        self._gate, self._scope, self._need, self._who = gate, scope, need, who
+    def __init__(
+        self, control: AccessControl, scope: Scope, need: Need, who: Identity, send: Send
+    ) -> None:
+        self._control, self._scope, self._need, self._who = control, scope, need, who
         self._send = send
         self._refuses = False
-        self._loads = gate.access.loads
+        self._loads = control.access.loads
         self._due = self._next()
 
     def _next(self) -> float:
         """Returns the time of the next check."""
-        clock, seconds = self._gate.clock, REMEMBERED_SECONDS
+        clock, seconds = self._control.clock, REMEMBERED_SECONDS
         if self._who.expires_ms is not None:
             seconds = min(seconds, (self._who.expires_ms - clock.now_ms()) / 1000)
         return clock.monotonic() + seconds
 
     async def __call__(self, message: Message) -> None:
         self.count(len(message.get("body", b"")))
-        gate = self._gate
+        control = self._control
         if message["type"] == "http.response.start":
             self._refuses = message["status"] in _REFUSALS
         if self.due and not self._refuses:
-            self._due, self._loads = self._next(), gate.access.loads
-            if not self._gate.still(self._scope, self._need):
+            self._due, self._loads = self._next(), control.access.loads
+            if not self._control.still(self._scope, self._need):
                 self._end()
         await self._send(message)
 
     @property
     def due(self) -> bool:
         """Returns true if the reply must be checked before more data is sent."""
-        gate = self._gate
-        return gate.clock.monotonic() >= self._due or gate.access.loads != self._loads
+        control = self._control
+        return control.clock.monotonic() >= self._due or control.access.loads != self._loads
 
     def count(self, size: int) -> None:
         """Counts bytes of the reply that were sent, also without this `send`."""

@@ -137,20 +137,20 @@ class FastPathProtocol(Connection):
 
     def _quick(self) -> QuickReply | None:
         """Returns the reply if the node accepts the append at once and its sender still may."""
-        gate, who = self._routes.gate, self._who
-        if gate is None or who is None:
+        control, who = self._routes.control, self._who
+        if control is None or who is None:
             return self._routes.quick(self.url, self._fields, self._body)
-        if not gate.access.still_holds(who, self._loads):
+        if not control.access.still_holds(who, self._loads):
             return None
         try:
-            gate.access.begin(who)
+            control.access.begin(who)
         except TooManyAtOnce:
             return None
         reply = self._routes.quick(self.url, self._fields, self._body)
         if reply is None:
-            gate.access.end(who)
+            control.access.end(who)
         else:
-            reply.done.add_done_callback(lambda _: gate.access.end(who))
+            reply.done.add_done_callback(lambda _: control.access.end(who))
         return reply
 
     def _forget_answered(self) -> None:
@@ -174,12 +174,12 @@ class FastPathProtocol(Connection):
         host = headers.get(b"host")
         if host is None or host not in self._routes.hosts:
             return False
-        gate = self._routes.gate
-        if gate is not None:
-            self._who = gate.quick(headers, self._routes.known[self.url].key.fqn)
+        control = self._routes.control
+        if control is not None:
+            self._who = control.quick(headers, self._routes.known[self.url].key.fqn)
             if self._who is None:
                 return False
-            self._loads = gate.access.loads
+            self._loads = control.access.loads
         length = headers.get(b"content-length", b"")
         return len(length) < 10 and length.isdigit() and int(length) <= self._routes.small
 

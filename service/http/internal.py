@@ -28,7 +28,7 @@ from uvicorn.config import Config
 
 from service.access.rules import PREFIX
 from service.http import errors
-from service.http.authorization import Gate
+from service.http.authorization import AccessControl
 from service.http.errors import HttpError
 from service.http.server import Server, bound_socket
 from service.peers.rpc import ASKER, INSTANCE, PATH, AskOutcome
@@ -61,11 +61,11 @@ def internal_routes(
     instance: Callable[[], str],
     answer: Answer,
     refusals: Refusals,
-    gate: Gate | None = None,
+    control: AccessControl | None = None,
 ) -> APIRouter:
     """Returns the routes between nodes; without any `secrets` the connection identifies the asker.
 
-    Each of the secrets is accepted. The rules of `gate` may identify the asker, too.
+    Each of the secrets is accepted. The rules of `control` may identify the asker, too.
     """
     router = APIRouter(include_in_schema=False)
     wanted = [f"Bearer {secret}".encode() for secret in secrets]
@@ -74,14 +74,14 @@ def internal_routes(
         given = request.headers.get("authorization", "").encode(errors="replace")
         known = [hmac.compare_digest(given, one) for one in wanted]
         if wanted and not any(known):
-            if gate is None or not given.startswith(_TOKEN):
+            if control is None or not given.startswith(_TOKEN):
                 raise HttpError(
                     _UNKNOWN,
                     "the secret differs from this node's",
                     hint="All nodes on a store have the same nodes.secret, or tokens for `node`.",
                     kind=AskOutcome.NOT_ADMITTED,
                 )
-            await gate.node(request.scope)
+            await control.node(request.scope)
         if request.headers.get(INSTANCE) != instance():
             raise HttpError(
                 409,
@@ -99,8 +99,8 @@ def internal_routes(
             host = "an unknown address" if request.client is None else request.client.host
             kind = error.kind if isinstance(error, HttpError) else AskOutcome.NOT_ADMITTED
             refusals.refused(asker, host, kind)
-            if gate is not None and isinstance(error, HttpError) and error.status == _UNKNOWN:
-                gate.node_refused(request.scope, asker, error)
+            if control is not None and isinstance(error, HttpError) and error.status == _UNKNOWN:
+                control.node_refused(request.scope, asker, error)
             raise
         refusals.admitted(asker)
         body = bytearray()

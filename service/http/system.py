@@ -28,7 +28,7 @@ from starlette.responses import StreamingResponse
 
 from service.compaction import environment_of
 from service.http.api import NodeApi
-from service.http.authorization import Gate
+from service.http.authorization import AccessControl
 from service.http.body import Receive, Scope, Send
 from service.runtime.concurrency import SharedCalls
 from service.runtime.process import module_command, start_session, stop_session
@@ -64,7 +64,9 @@ class Health(BaseModel):
 
 
 def health_routes(
-    node: NodeApi, scrape: Callable[[], Awaitable[bytes]] | None, gate: Gate | None = None
+    node: NodeApi,
+    scrape: Callable[[], Awaitable[bytes]] | None,
+    control: AccessControl | None = None,
 ) -> APIRouter:
     """Returns the routes of health and metrics; `scrape` returns the metrics in Prometheus' format.
 
@@ -72,11 +74,11 @@ def health_routes(
     """
 
     def problems_for(request: Request) -> list[str]:
-        if gate is None:
+        if control is None:
             return list(node.problems())
-        if not gate.knows(request):
+        if not control.knows(request):
             return []
-        return [*node.problems(), *gate.problems()]
+        return [*node.problems(), *control.problems()]
 
     router = APIRouter(tags=["operation"])
 

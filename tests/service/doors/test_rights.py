@@ -11,7 +11,7 @@ import pytest
 
 from service.access.access import Access
 from service.access.audit import AuditLog
-from service.http.authorization import Gate
+from service.http.authorization import AccessControl
 from tailrace.logstore.batch import RunKey
 from tailrace.logstore.clock import SystemClock
 from tailrace.logstore.filesystem import Disk
@@ -24,7 +24,7 @@ TOKEN = token_of("mine")
 
 
 @pytest.fixture
-async def gate(tmp_path: Path) -> AsyncIterator[Gate]:
+async def control(tmp_path: Path) -> AsyncIterator[AccessControl]:
     clock = SystemClock()
     rules = written(
         tmp_path / "rules.yaml",
@@ -33,7 +33,7 @@ async def gate(tmp_path: Path) -> AsyncIterator[Gate]:
         rule(token_of("slow"), {"ingest": ["*"]}, requests_per_second=0.001),
     )
     audit = AuditLog(str(tmp_path / "audit.log"), Disk(), clock)
-    made = Gate(Access(rules, clock), audit, clock, lambda: "id")
+    made = AccessControl(Access(rules, clock), audit, clock, lambda: "id")
     yield made
     await audit.close()
 
@@ -76,8 +76,10 @@ def pair(name: str, token: str) -> str:
         f"ApiKey {pair('id', TOKEN)}",
     ],
 )
-async def test_a_token_in_every_spelling(direct: Serve, gate: Gate, authorization: str) -> None:
-    served = await direct(gate=gate)
+async def test_a_token_in_every_spelling(
+    direct: Serve, control: AccessControl, authorization: str
+) -> None:
+    served = await direct(control=control)
     headers = {"authorization": authorization, "content-type": "application/json"}
     answer = await served.client.post(PUSH, content=push("shop"), headers=headers)
     assert answer.status_code == 204
@@ -86,9 +88,9 @@ async def test_a_token_in_every_spelling(direct: Serve, gate: Gate, authorizatio
 
 
 async def test_a_wrong_token_is_refused_in_the_shape_of_the_protocol(
-    direct: Serve, gate: Gate
+    direct: Serve, control: AccessControl
 ) -> None:
-    served = await direct(gate=gate)
+    served = await direct(control=control)
     for authorization, status in [
         ("", 401),
         ("Basic !", 401),
@@ -114,9 +116,9 @@ async def test_a_wrong_token_is_refused_in_the_shape_of_the_protocol(
 
 
 async def test_records_of_other_pipelines_are_refused_and_the_others_stored(
-    direct: Serve, gate: Gate
+    direct: Serve, control: AccessControl
 ) -> None:
-    served = await direct(gate=gate)
+    served = await direct(control=control)
     headers = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
     answer = await served.client.post(LOGS, content=otlp("bank", "shop"), headers=headers)
     assert answer.status_code == 200
@@ -132,11 +134,11 @@ async def test_records_of_other_pipelines_are_refused_and_the_others_stored(
         RunKey("shop", day),
         RunKey("shop2", day),
     ]
-    assert gate.access.refused["scope"] == 3
+    assert control.access.refused["scope"] == 3
 
 
-async def test_a_quota_counts_at_doors(direct: Serve, gate: Gate) -> None:
-    served = await direct(gate=gate)
+async def test_a_quota_counts_at_doors(direct: Serve, control: AccessControl) -> None:
+    served = await direct(control=control)
     headers = {"authorization": f"Bearer {token_of('slow')}", "content-type": "application/json"}
     answers = [
         await served.client.post(PUSH, content=push("shop"), headers=headers) for _ in range(2)

@@ -48,8 +48,8 @@ def _made(
     node: MemoryNode | None, limits: dict[str, Any]
 ) -> tuple[MemoryNode, HttpApi, Application]:
     node = node or MemoryNode()
-    gate = limits.pop("gate", None)
-    api = HttpApi(settings=http_settings(**limits), gate=gate)
+    control = limits.pop("control", None)
+    api = HttpApi(settings=http_settings(**limits), control=control)
     return node, api, build_app(node, api)
 
 

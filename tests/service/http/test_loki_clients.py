@@ -13,7 +13,7 @@ import pytest
 from service.access.access import Access
 from service.access.audit import AuditLog
 from service.http.app import HttpApi, build_app
-from service.http.authorization import Gate
+from service.http.authorization import AccessControl
 from tailrace.logstore import ulid
 from tailrace.logstore.batch import RecordMeta, RunKey
 from tailrace.logstore.clock import SystemClock
@@ -59,9 +59,11 @@ async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
         tmp_path / "rules.yaml", rule(SHOP, {"read": ["shop"]}), rule(BOTH, {"read": ["*"]})
     )
     audit = AuditLog(str(tmp_path / "audit.log"), Disk(), clock)
-    gate = Gate(Access(rules, clock), audit, clock, lambda: "id")
+    control = AccessControl(Access(rules, clock), audit, clock, lambda: "id")
     async with engine_of(world_of(tmp_path)) as engine:
-        app = build_app(MemoryNode(), HttpApi(http_settings(), query=lambda: engine, gate=gate))
+        app = build_app(
+            MemoryNode(), HttpApi(http_settings(), query=lambda: engine, control=control)
+        )
         transport = httpx.ASGITransport(app, raise_app_exceptions=True)
         headers = {"authorization": f"Bearer {SHOP}"}
         async with httpx.AsyncClient(

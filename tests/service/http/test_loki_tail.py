@@ -29,7 +29,7 @@ from wsproto.events import (
 from service.access.access import Access
 from service.access.audit import AuditLog
 from service.http.app import HttpApi, build_app
-from service.http.authorization import Gate
+from service.http.authorization import AccessControl
 from service.http.server import listen, serving
 from service.query.live_search import LiveMatches
 from service.tail import ALL_RUNS
@@ -150,8 +150,8 @@ async def serve(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
             )
             audit = AuditLog(str(tmp_path / "audit.log"), Disk(), clock)
             stack.push_async_callback(audit.close)
-            gate = Gate(Access(rules, clock), audit, clock, lambda: "id")
-            api = HttpApi(settings=settings, live=lambda: live, gate=gate if ruled else None)
+            control = AccessControl(Access(rules, clock), audit, clock, lambda: "id")
+            api = HttpApi(settings=settings, live=lambda: live, control=control if ruled else None)
             bound = listen("127.0.0.1", 0)
             await stack.enter_async_context(serving(build_app(node, api), bound, stop_seconds=2))
             stack.callback(node.tail.stop)

@@ -15,7 +15,7 @@ import pytest
 from service.access.access import REMEMBERED_SECONDS, Access
 from service.access.audit import AuditLog
 from service.access.rules import BURST_SECONDS
-from service.http.authorization import Gate
+from service.http.authorization import AccessControl
 from tailrace.logstore.errors import TooManyAtOnce
 from tailrace.logstore.filesystem import Disk
 from tests.service.access.rules_file import rule, token_of, written
@@ -31,12 +31,16 @@ BOTH = {"ingest": ["p"], "read": ["p"]}
 
 
 @asynccontextmanager
-async def gate_with(tmp_path: Path, *tokens: Any) -> AsyncIterator[tuple[Gate, ManualClock]]:
+async def control_with(
+    tmp_path: Path, *tokens: Any
+) -> AsyncIterator[tuple[AccessControl, ManualClock]]:
     clock = ManualClock()
     access = Access(written(tmp_path / "rules.yaml", *tokens), clock)
-    gate = Gate(access, AuditLog(str(tmp_path / "audit.log"), Disk(), clock), clock, lambda: "id")
-    yield gate, clock
-    await gate.audit.close()
+    control = AccessControl(
+        access, AuditLog(str(tmp_path / "audit.log"), Disk(), clock), clock, lambda: "id"
+    )
+    yield control, clock
+    await control.audit.close()
 
 
 def is_refused(reply: httpx.Response, seconds: int) -> None:
@@ -49,9 +53,9 @@ def is_refused(reply: httpx.Response, seconds: int) -> None:
 
 async def test_requests_of_both_ways_are_one_quota(serve: Serve, tmp_path: Path) -> None:
     limited = rule(TOKEN, BOTH, requests_per_second=1)
-    async with gate_with(tmp_path, limited) as (gate, clock):
+    async with control_with(tmp_path, limited) as (control, clock):
         node = JournalNode()
-        served = await serve(node, gate=gate)
+        served = await serve(node, control=control)
 
         async def post() -> httpx.Response:
             return await served.client.post(f"{RUNS}/p/r", content=b"line\n", headers=HEADERS)
@@ -63,7 +67,7 @@ async def test_requests_of_both_ways_are_one_quota(serve: Serve, tmp_path: Path)
         is_refused(await post(), 1)
         is_refused(await served.client.get(f"{RUNS}/p/r", headers=HEADERS), 1)
         assert node.gated.texts() == stored
-        assert gate.access.refused["quota"] == 2
+        assert control.access.refused["quota"] == 2
         clock.pass_seconds(1)
         assert (await post()).status_code == 200
         assert node.taken == BURST_SECONDS
@@ -73,9 +77,9 @@ async def test_requests_of_both_ways_are_one_quota(serve: Serve, tmp_path: Path)
 
 async def test_bytes_sent_on_both_ways_are_one_quota(serve: Serve, tmp_path: Path) -> None:
     limited = rule(TOKEN, BOTH, bytes_per_second=100)
-    async with gate_with(tmp_path, limited) as (gate, clock):
+    async with control_with(tmp_path, limited) as (control, clock):
         node = JournalNode()
-        served = await serve(node, gate=gate)
+        served = await serve(node, control=control)
 
         async def post() -> httpx.Response:
             body = b"x" * 399 + b"\n"
@@ -92,8 +96,8 @@ async def test_bytes_sent_on_both_ways_are_one_quota(serve: Serve, tmp_path: Pat
 
 async def test_bytes_that_are_read_count(serve: Serve, tmp_path: Path) -> None:
     limited = rule(TOKEN, {"read": ["p"]}, bytes_per_second=100)
-    async with gate_with(tmp_path, limited) as (gate, clock):
-        served = await serve(gate=gate)
+    async with control_with(tmp_path, limited) as (control, clock):
+        served = await serve(control=control)
         await put(served.node, "y" * 999)
 
         page = await served.client.get(f"{RUNS}/p/r", headers=HEADERS)
@@ -148,9 +152,9 @@ ROOT = RUNS.removesuffix("/logs")
 async def test_a_token_that_is_taken_away_while_its_body_arrives_stores_nothing(
     serve: Serve, tmp_path: Path, method: str, path: str, size: int
 ) -> None:
-    async with gate_with(tmp_path, rule(TOKEN, BOTH), rule(STAYS, BOTH)) as (gate, _):
+    async with control_with(tmp_path, rule(TOKEN, BOTH), rule(STAYS, BOTH)) as (control, _):
         node = JournalNode()
-        served = await serve(node, gate=gate)
+        served = await serve(node, control=control)
         for _ in range(2):  # the second one takes the fast path
             before = await served.client.post(f"{RUNS}/p/r", content=b"line\n", headers=HEADERS)
             assert before.status_code == 200
@@ -158,17 +162,17 @@ async def test_a_token_that_is_taken_away_while_its_body_arrives_stores_nothing(
         stored = node.gated.texts()
         again = await in_two_parts(served, method, path, size)
         await arrived(served)
-        assert gate.access.reload(), "the rules are read again, and the token is there"
+        assert control.access.reload(), "the rules are read again, and the token is there"
         assert await again() == 200
         stored_again = node.gated.texts()
         assert (stored_again != stored) is (method == "POST")
         taken_away = await in_two_parts(served, method, path, size)
         await arrived(served)
         written(tmp_path / "rules.yaml", rule(STAYS, BOTH))
-        assert gate.access.reload()
+        assert control.access.reload()
         assert await taken_away() == 401
         assert node.gated.texts() == stored_again
-        assert gate.access.refused["invalid-token"] == 1
+        assert control.access.refused["invalid-token"] == 1
         await node.gated.journal.close()
 
 
@@ -176,8 +180,8 @@ async def test_a_token_has_so_many_requests_in_progress_on_both_ways(
     serve: Serve, tmp_path: Path
 ) -> None:
     limited = rule(TOKEN, BOTH, concurrent_requests=2)
-    async with gate_with(tmp_path, limited, rule(STAYS, BOTH)) as (gate, _):
-        served = await serve(gate=gate)
+    async with control_with(tmp_path, limited, rule(STAYS, BOTH)) as (control, _):
+        served = await serve(control=control)
         await put(served.node, "first")
 
         async def post(token: str) -> httpx.Response:
@@ -189,7 +193,7 @@ async def test_a_token_has_so_many_requests_in_progress_on_both_ways(
             is_refused(await post(TOKEN), 1)
         assert (await post(STAYS)).status_code == 200
         is_refused(await served.client.get(f"{RUNS}/p/r", headers=HEADERS), 1)
-        assert gate.access.refused["concurrency"] == 3
+        assert control.access.refused["concurrency"] == 3
         await opened[0][0].__aexit__(None, None, None)
         async with asyncio.timeout(120):
             while (await post(TOKEN)).status_code != 200:
@@ -201,9 +205,9 @@ async def test_a_token_has_so_many_requests_in_progress_on_both_ways(
 
 async def test_appends_in_progress_on_the_fast_path_count(serve: Serve, tmp_path: Path) -> None:
     limited = rule(TOKEN, BOTH, concurrent_requests=2)
-    async with gate_with(tmp_path, limited) as (gate, _):
+    async with control_with(tmp_path, limited) as (control, _):
         node = JournalNode()
-        served = await serve(node, gate=gate)
+        served = await serve(node, control=control)
 
         async def post() -> httpx.Response:
             return await served.client.post(f"{RUNS}/p/r", content=b"line\n", headers=HEADERS)
@@ -267,8 +271,8 @@ async def ends_unsaid(stream: Any) -> None:
 
 async def test_lines_that_are_followed_count(serve: Serve, tmp_path: Path) -> None:
     limited = rule(TOKEN, {"read": ["p"]}, bytes_per_second=1000)
-    async with gate_with(tmp_path, limited) as (gate, _):
-        served = await serve(gate=gate)
+    async with control_with(tmp_path, limited) as (control, _):
+        served = await serve(control=control)
         await put(served.node, "first")
         opened, stream, _ = await begun(served, TOKEN)
         for text in ("y" * 9999, "last"):
@@ -283,13 +287,13 @@ async def test_lines_that_are_followed_count(serve: Serve, tmp_path: Path) -> No
 
 async def test_a_stream_ends_when_its_token_is_taken_away(serve: Serve, tmp_path: Path) -> None:
     both = [rule(token, {"read": ["p"]}) for token in (TOKEN, STAYS)]
-    async with gate_with(tmp_path, *both) as (gate, _):
-        served = await serve(gate=gate)
+    async with control_with(tmp_path, *both) as (control, _):
+        served = await serve(control=control)
         await put(served.node, "first")
         opened, stream, _ = await begun(served, TOKEN)
         other, goes_on, _ = await begun(served, STAYS)
         written(tmp_path / "rules.yaml", both[1])
-        assert gate.access.reload()
+        assert control.access.reload()
         await put(served.node, "secret")
         await ends_unsaid(stream)
         async for event in goes_on:
@@ -301,12 +305,12 @@ async def test_a_stream_ends_when_its_token_is_taken_away(serve: Serve, tmp_path
 
 
 async def test_a_stream_ends_when_its_pipeline_is_taken_away(serve: Serve, tmp_path: Path) -> None:
-    async with gate_with(tmp_path, rule(TOKEN, {"read": ["p"]})) as (gate, _):
-        served = await serve(gate=gate)
+    async with control_with(tmp_path, rule(TOKEN, {"read": ["p"]})) as (control, _):
+        served = await serve(control=control)
         await put(served.node, "first")
         opened, stream, _ = await begun(served, TOKEN)
         written(tmp_path / "rules.yaml", rule(TOKEN, {"read": ["q"]}))
-        assert gate.access.reload()
+        assert control.access.reload()
         await put(served.node, "secret")
         await ends_unsaid(stream)
         await opened.__aexit__(None, None, None)
@@ -318,8 +322,8 @@ async def test_a_stream_ends_with_its_token(serve: Serve, tmp_path: Path) -> Non
         end = datetime.fromtimestamp(clock.now_ms() / 1000 + seconds, UTC).isoformat()
         one = rule(TOKEN, {"read": ["p"]})
         one["secrets"][0]["expires"] = end
-        async with gate_with(tmp_path, one) as (gate, moved):
-            served = await serve(MemoryNode(), gate=gate)
+        async with control_with(tmp_path, one) as (control, moved):
+            served = await serve(MemoryNode(), control=control)
             await put(served.node, "first")
             opened, stream, _ = await begun(served, TOKEN)
             moved.pass_seconds(seconds - 1)

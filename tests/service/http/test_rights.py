@@ -19,7 +19,7 @@ from service.access.access import Access
 from service.access.audit import AuditLog
 from service.doors.routes import OPERATIONS
 from service.http.app import Application, HttpApi, build_app
-from service.http.authorization import Gate, Pipelines, need_of
+from service.http.authorization import AccessControl, Pipelines, need_of
 from service.http.internal import internal_routes
 from service.metrics.http import HTTP
 from service.peers.rpc import ASKER, PATH, Contacts
@@ -87,18 +87,20 @@ def needed(op: Operation) -> tuple[str, ...]:
 class Guarded(NamedTuple):
     client: httpx.AsyncClient
     audit: Path
-    gate: Gate
+    control: AccessControl
 
     async def ask(self, op: Operation, token: str | None, fqn: str = MINE) -> httpx.Response:
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
         return await self.client.request(op.method, op.url(fqn), headers=headers)
 
 
-def everything(tmp_path: Path, *tokens: Any) -> tuple[Application, Gate]:
+def everything(tmp_path: Path, *tokens: Any) -> tuple[Application, AccessControl]:
     """An app with all routes; what is behind those of searches and queues is not there."""
     clock = SystemClock()
     access = Access(written(tmp_path / "rules.yaml", *tokens), clock)
-    gate = Gate(access, AuditLog(str(tmp_path / "audit.log"), Disk(), clock), clock, lambda: "id")
+    control = AccessControl(
+        access, AuditLog(str(tmp_path / "audit.log"), Disk(), clock), clock, lambda: "id"
+    )
     nothing = cast("Any", lambda: None)
     api = HttpApi(
         query=nothing,
@@ -109,16 +111,16 @@ def everything(tmp_path: Path, *tokens: Any) -> tuple[Application, Gate]:
         pipelines=nothing,
         verification=nothing,
         erasure=nothing,
-        gate=gate,
+        control=control,
     )
     node = MemoryNode()
     node.tail.stop()  # so that live streams end at once
-    return build_app(node, api), gate
+    return build_app(node, api), control
 
 
 @pytest.fixture
 async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
-    app, gate = everything(
+    app, control = everything(
         tmp_path,
         *[rule(token_of(f"only{scope}"), {scope: ["*"]}) for scope in SCOPES],
         *[
@@ -133,9 +135,9 @@ async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
     )
     transport = httpx.ASGITransport(cast("Any", app), raise_app_exceptions=False)
     async with httpx.AsyncClient(base_url="http://localhost", transport=transport) as client:
-        yield Guarded(client, tmp_path / "audit.log", gate)
+        yield Guarded(client, tmp_path / "audit.log", control)
     app.append.shut()
-    await gate.audit.close()
+    await control.audit.close()
 
 
 def test_there_are_operations_and_all_that_is_open_is_meant_to_be() -> None:
@@ -249,7 +251,7 @@ async def test_the_audit_log_names_pipeline_and_run_whole_and_no_token(guarded: 
         url = f"{LOGS}/{quote(fqn, safe='')}/trl_run"
         method = ("GET", "POST")[number % 2]
         assert (await guarded.client.request(method, url, content=b"line\n")).status_code == 401
-    await guarded.gate.audit.close()
+    await guarded.control.audit.close()
     lines = [json.loads(line) for line in guarded.audit.read_text().splitlines()]
     assert {line["fqn"] for line in lines} == {*names, "(a token)"}
     assert {line["run"] for line in lines if line["method"] != "POST"} == {"trl_run"}
@@ -272,8 +274,8 @@ async def test_what_masks_the_audit_log_takes_time_in_proportion_to_the_text(
         "query_string": text,
         "path_params": {"fqn": text.decode()},
     }
-    guarded.gate.refused(scope, NotAuthenticated("no"))
-    await guarded.gate.audit.close()
+    guarded.control.refused(scope, NotAuthenticated("no"))
+    await guarded.control.audit.close()
     (line,) = guarded.audit.read_text().splitlines()
     assert json.loads(line)["status"] == 401
 
@@ -287,7 +289,7 @@ async def test_other_methods_say_nothing_of_what_is_stored(guarded: Guarded) -> 
 
 async def test_refusals_are_counted_by_their_reason(guarded: Guarded) -> None:
     (metric,) = [metric for metric in HTTP if metric.name in MOVE_BY_ACCESS]
-    counters = SimpleNamespace(access_refused=guarded.gate.access.refused)
+    counters = SimpleNamespace(access_refused=guarded.control.access.refused)
 
     def shown() -> Any:
         return metric.read(cast("Any", SimpleNamespace(http=counters)))
@@ -307,14 +309,14 @@ async def test_a_node_with_another_secret_is_a_line_of_the_audit_log_once_an_hou
     rules = written(tmp_path / "rules.yaml", rule(token_of("mine"), {"read": ["*"]}))
     access = Access(rules, clock)
     audit = AuditLog(str(tmp_path / "audit.log"), Disk(), clock)
-    gate = Gate(access, audit, clock, lambda: "id")
+    control = AccessControl(access, audit, clock, lambda: "id")
 
     async def answer(verb: str, body: bytes) -> bytes:
         raise AssertionError("it was let in")
 
     contacts = Contacts(cast("Any", None), clock)
-    routes = internal_routes(["right"], lambda: "i", answer, contacts, gate)
-    app = build_app(MemoryNode(), HttpApi(gate=gate, clock=clock, routers=(routes,)))
+    routes = internal_routes(["right"], lambda: "i", answer, contacts, control)
+    app = build_app(MemoryNode(), HttpApi(control=control, clock=clock, routers=(routes,)))
     transport = httpx.ASGITransport(cast("Any", app))
     async with httpx.AsyncClient(base_url="http://localhost", transport=transport) as client:
         headers = {"authorization": "Bearer wrong", ASKER: "http://10.0.0.9:8790"}
