@@ -32,7 +32,7 @@ from service.http import errors
 from service.http.admin import Open, OpenPipelines, deletion_routes, lease_routes, pipeline_routes
 from service.http.api import NodeApi
 from service.http.append import AppendRoutes
-from service.http.authorization import AccessControl, Need, need_of
+from service.http.authorization import AccessControl, RequiredScope, find_required_scope
 from service.http.body import CountedBody, Receive, Scope, Send
 from service.http.browsers import BrowserGuard
 from service.http.cdap import cdap_routes
@@ -313,7 +313,7 @@ def complete(app: FastAPI) -> dict[str, Any]:
     for path, operations in paths.items():
         for method, operation in operations.items():
             _describe_errors(operation["responses"])
-            _describe_access(operation, need_of(path, method.upper()))
+            _describe_access(operation, find_required_scope(path, method.upper()))
     schema["paths"] = dict(sorted(paths.items()))
     return schema
 
@@ -324,17 +324,17 @@ def _describe_errors(responses: dict[str, Any]) -> None:
     responses.setdefault("default", {"$ref": "#/components/responses/Problem"})
 
 
-def _describe_access(operation: dict[str, Any], need: Need | None) -> None:
+def _describe_access(operation: dict[str, Any], required: RequiredScope | None) -> None:
     """Describes the access that a caller needs if access rules exist.
 
     Adds nothing without rules.
     """
-    if need is None:
+    if required is None:
         operation["security"] = []
         return
     operation["security"] = [{"bearer": []}, {}]
-    either = " or ".join([f"`{scope}`" for scope in need.scopes])
-    says = f"With rules of access: the scope {either} for {need.pipelines.value}."
+    either = " or ".join([f"`{scope}`" for scope in required.scopes])
+    says = f"With rules of access: the scope {either} for {required.pipelines.value}."
     known = operation.get("description")
     operation["description"] = f"{known}\n\n{says}" if known else says
 

@@ -1,8 +1,9 @@
 """Decides which requests may pass: asks `service.access`, and tells routes what a caller may see.
 
-`need_of` maps each route to the scope that it requires and the pipelines for which it requires it.
-A route without an entry requires `admin` for all pipelines, so a new route is closed until somebody
-decides. Routes between nodes compare a secret of their own, or require the scope `node`.
+`find_required_scope` maps each route to the scope that it requires, and to the pipelines for which
+it requires it. A route without an entry requires `admin` for all pipelines, so a new route is
+closed until somebody decides. Routes between nodes compare a secret of their own, or require
+the scope `node`.
 
 An append is checked before its body is read, on the fast path and on ASGI. Every other route is
 checked after the router has decoded the names and before its handler runs. A reply that lasts is
@@ -52,7 +53,7 @@ class Pipelines(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class RequiredScope:
     """A scope for some pipelines. Calls that are `audited` are in the audit log."""
 
     scopes: tuple[str, ...]
@@ -63,25 +64,25 @@ class Need:
 PUBLIC: Final = None
 """Routes for everybody: whether the node works, its version, pages without any line in them."""
 
-INGEST: Final = Need(("ingest",), Pipelines.NAMED)
-_READ: Final = Need(("read",), Pipelines.NAMED)
-_ASK: Final = Need(("read", "ingest"), Pipelines.NAMED)
-_SEARCH: Final = Need(("read",), Pipelines.SOME)
-_CONSUME: Final = Need(("consume",), Pipelines.EVERY)
-_CONTENTS: Final = Need(("consume",), Pipelines.SOME)
-NODE: Final = Need(("node",), Pipelines.EVERY)
-_GROUPS: Final = Need(("consume", "admin"), Pipelines.EVERY)
-_METRICS: Final = Need(("metrics", "admin"), Pipelines.EVERY)
-_DELETE: Final = Need(("admin",), Pipelines.NAMED, audited=True)
-ADMIN: Final = Need(("admin",), Pipelines.EVERY, audited=True)
-_LOOK: Final = Need(("admin",), Pipelines.EVERY)
+INGEST: Final = RequiredScope(("ingest",), Pipelines.NAMED)
+_READ: Final = RequiredScope(("read",), Pipelines.NAMED)
+_ASK: Final = RequiredScope(("read", "ingest"), Pipelines.NAMED)
+_SEARCH: Final = RequiredScope(("read",), Pipelines.SOME)
+_CONSUME: Final = RequiredScope(("consume",), Pipelines.EVERY)
+_CONTENTS: Final = RequiredScope(("consume",), Pipelines.SOME)
+NODE: Final = RequiredScope(("node",), Pipelines.EVERY)
+_GROUPS: Final = RequiredScope(("consume", "admin"), Pipelines.EVERY)
+_METRICS: Final = RequiredScope(("metrics", "admin"), Pipelines.EVERY)
+_DELETE: Final = RequiredScope(("admin",), Pipelines.NAMED, audited=True)
+ADMIN: Final = RequiredScope(("admin",), Pipelines.EVERY, audited=True)
+_LOOK: Final = RequiredScope(("admin",), Pipelines.EVERY)
 
 _PEERS: Final = "/internal/"
-_DOOR: Final[dict[str, Need | None]] = {"POST": Need(("ingest",), Pipelines.SOME)}
+_DOOR: Final[dict[str, RequiredScope | None]] = {"POST": RequiredScope(("ingest",), Pipelines.SOME)}
 """Records of other pipelines are refused, and the others are stored."""
 
 _STATUS: Final = ROOT + "/{fqn}/pipelineStatus"
-_TABLE: Final[dict[str, dict[str, Need | None]]] = {
+_TABLE: Final[dict[str, dict[str, RequiredScope | None]]] = {
     BASE: {"GET": _SEARCH},
     _STATUS: {"PUT": INGEST, "GET": _READ},
     _STATUS + "/{runId}": {"GET": _ASK},
@@ -113,8 +114,8 @@ _TABLE: Final[dict[str, dict[str, Need | None]]] = {
     "/leases": {"GET": _LOOK},
     "/leases/one": {"GET": _LOOK},
 }
-_SEARCHES: Final[dict[str, Need | None]] = {"GET": _SEARCH, "POST": _SEARCH}
-_BELOW: Final[tuple[tuple[str, dict[str, Need | None]], ...]] = (
+_SEARCHES: Final[dict[str, RequiredScope | None]] = {"GET": _SEARCH, "POST": _SEARCH}
+_BELOW: Final[tuple[tuple[str, dict[str, RequiredScope | None]], ...]] = (
     (BASE + "/{fqn}", {"GET": _READ, "POST": INGEST, "DELETE": _DELETE}),
     (ROOT + "/progress/{fqn}/", {"GET": _READ, "PUT": INGEST}),
     (ROOT + "/unfinished/{fqn}/", {"GET": _READ, "PUT": INGEST}),
@@ -126,7 +127,7 @@ _BELOW: Final[tuple[tuple[str, dict[str, Need | None]], ...]] = (
 )
 
 
-def need_of(path: str, method: str) -> Need | None:
+def find_required_scope(path: str, method: str) -> RequiredScope | None:
     """Returns what the route with this pattern of its path requires; HEAD is GET."""
     method = "GET" if method == "HEAD" else method
     known = _TABLE.get(path)
@@ -134,9 +135,9 @@ def need_of(path: str, method: str) -> Need | None:
         return known.get(method, ADMIN)
     if path.startswith(_PEERS):
         return PUBLIC
-    for prefix, needs in _BELOW:
+    for prefix, by_method in _BELOW:
         if path.startswith(prefix):
-            return needs.get(method, ADMIN)
+            return by_method.get(method, ADMIN)
     return ADMIN
 
 
@@ -255,12 +256,14 @@ class AccessControl:
         finally:
             self.access.end(who)
 
-    def confirm(self, scope: Scope, need: Need = INGEST, fqn: str | None = None) -> None:
+    def confirm(
+        self, scope: Scope, required: RequiredScope = INGEST, fqn: str | None = None
+    ) -> None:
         """Raises `NotAuthenticated` if an admitted request would not be admitted now.
 
         Its body has arrived in the meantime. A caller that lost the right must not change anything.
         """
-        if self.access.still_holds(scope[WHO], scope[LOADS]) or self.still(scope, need):
+        if self.access.still_holds(scope[WHO], scope[LOADS]) or self.still(scope, required):
             return
         error = NotAuthenticated("the token lost its right while its request arrived")
         self.refused(scope, error, fqn)
@@ -290,33 +293,33 @@ class AccessControl:
         """Wraps the app of the route with this pattern for callers that may use it."""
 
         async def asked(scope: Scope, receive: Receive, send: Send) -> None:
-            need = need_of(path, scope["method"])
-            if need is None:
+            required = find_required_scope(path, scope["method"])
+            if required is None:
                 await self._recognise(scope)
                 await app(scope, receive, send)
                 return
             try:
-                who = await self._admitted(scope, need, _named(scope, need))
+                who = await self._admitted(scope, required, _named(scope, required))
                 self.access.begin(who)
             except TailraceError as error:
                 self.refused(scope, error)
                 raise
             try:
-                if need.audited:
+                if required.audited:
                     send = await self._audited(scope, who, send)
                 if who.quota is not None:
                     receive = _counting(receive, who)
-                watched = scope[WATCHED] = Lasting(self, scope, need, who, send)
-                await app(scope, self._confirming(receive, scope, need), watched)
+                watched = scope[WATCHED] = Lasting(self, scope, required, who, send)
+                await app(scope, self._confirming(receive, scope, required), watched)
             finally:
                 self.access.end(who)
 
         return asked
 
-    async def _admitted(self, scope: Scope, need: Need, fqn: str | None) -> Identity:
+    async def _admitted(self, scope: Scope, required: RequiredScope, fqn: str | None) -> Identity:
         who = await self.access.identify(scope["headers"], _peer(scope))
         scope[WHO], scope[ACCESS_CONTROL], scope[LOADS] = who, self, self.access.loads
-        scope[NAMES] = self.access.require(who, need.scopes, fqn)
+        scope[NAMES] = self.access.require(who, required.scopes, fqn)
         if who.quota is not None:
             who.quota.take(1, 0)
         return who
@@ -328,22 +331,22 @@ class AccessControl:
         except TailraceError:
             scope[WHO] = None
 
-    def _confirming(self, receive: Receive, scope: Scope, need: Need) -> Receive:
+    def _confirming(self, receive: Receive, scope: Scope, required: RequiredScope) -> Receive:
         """Checks the caller again when the whole body has arrived."""
 
         async def confirmed() -> Message:
             message = await receive()
             if message["type"] == "http.request" and not message.get("more_body", False):
-                self.confirm(scope, need)
+                self.confirm(scope, required)
             return message
 
         return confirmed
 
-    def still(self, scope: Scope, need: Need) -> bool:
+    def still(self, scope: Scope, required: RequiredScope) -> bool:
         """Returns true if an admitted request would be admitted now."""
         try:
             who = self.access.identify_now(scope["headers"], _peer(scope))
-            names = who.names(need.scopes)
+            names = who.names(required.scopes)
         except Exception:  # noqa: BLE001 -- a key that must be fetched counts as unknown
             return False
         return bool(names == scope[NAMES])
@@ -399,12 +402,17 @@ class AccessControl:
 class Lasting:
     """A `send` that checks a lasting reply again, and counts its bytes."""
 
-    __slots__ = ("_control", "_due", "_loads", "_need", "_refuses", "_scope", "_send", "_who")
+    __slots__ = ("_control", "_due", "_loads", "_refuses", "_required", "_scope", "_send", "_who")
 
     def __init__(
-        self, control: AccessControl, scope: Scope, need: Need, who: Identity, send: Send
+        self,
+        control: AccessControl,
+        scope: Scope,
+        required: RequiredScope,
+        who: Identity,
+        send: Send,
     ) -> None:
-        self._control, self._scope, self._need, self._who = control, scope, need, who
+        self._control, self._scope, self._required, self._who = control, scope, required, who
         self._send = send
         self._refuses = False
         self._loads = control.access.loads
@@ -424,7 +432,7 @@ class Lasting:
             self._refuses = message["status"] in _REFUSALS
         if self.due and not self._refuses:
             self._due, self._loads = self._next(), control.access.loads
-            if not self._control.still(self._scope, self._need):
+            if not self._control.still(self._scope, self._required):
                 self._end()
         await self._send(message)
 
@@ -459,11 +467,11 @@ def _counting(receive: Receive, who: Identity) -> Receive:
     return counted
 
 
-def _named(scope: Scope, need: Need) -> str | None:
+def _named(scope: Scope, required: RequiredScope) -> str | None:
     """Returns the pipeline for which the scope is required, None for any."""
-    if need.pipelines is Pipelines.EVERY:
+    if required.pipelines is Pipelines.EVERY:
         return _ALL
-    if need.pipelines is Pipelines.SOME:
+    if required.pipelines is Pipelines.SOME:
         return None
     try:
         return name(scope["path_params"]["fqn"].encode(), "fqn")

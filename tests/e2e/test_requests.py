@@ -32,7 +32,7 @@ from schemathesis.schemas import APIOperation
 
 from service.access.rules import SCOPES
 from service.doors.routes import OPERATIONS
-from service.http.authorization import need_of
+from service.http.authorization import find_required_scope
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.seeds import some
 from tests.service.access.rules_file import rule, token_of, written
@@ -159,7 +159,7 @@ def _is_lokis(case: Case[Any], reply: requests.Response) -> bool:
 
 
 def _ask(case: Case[Any], service: ServiceProcess) -> None:
-    need = need_of(case.operation.path, case.method)
+    required = find_required_scope(case.operation.path, case.method)
     for token in (ALL, OTHER, None):
         given = case.as_transport_kwargs(base_url=service.url)
         kept = {k: v for k, v in (given["headers"] or {}).items() if k.lower() != "authorization"}
@@ -176,7 +176,7 @@ def _ask(case: Case[Any], service: ServiceProcess) -> None:
                 assert problem["code"] == reply.status_code, sent
                 if reply.status_code >= 500:
                     assert problem["type"] in _AWAY, (sent, problem)
-            if token is None and need is not None:
+            if token is None and required is not None:
                 assert reply.status_code in _BEFORE_ACCESS, (sent, reply.text)
             assert token != ALL or reply.status_code not in (401, 403), (sent, reply.text)
             if not streams:

@@ -19,7 +19,7 @@ from service.access.access import Access
 from service.access.audit import AuditLog
 from service.doors.routes import OPERATIONS
 from service.http.app import Application, HttpApi, build_app
-from service.http.authorization import AccessControl, Pipelines, need_of
+from service.http.authorization import AccessControl, Pipelines, find_required_scope
 from service.http.internal import internal_routes
 from service.metrics.http import HTTP
 from service.peers.rpc import ASKER, PATH, Contacts
@@ -79,9 +79,9 @@ CLOSED = [op for op in operations() if op.path not in PUBLIC]
 
 
 def needed(op: Operation) -> tuple[str, ...]:
-    need = need_of(op.path, op.method)
-    assert need is not None, f"{op} is open to everybody"
-    return need.scopes
+    required = find_required_scope(op.path, op.method)
+    assert required is not None, f"{op} is open to everybody"
+    return required.scopes
 
 
 class Guarded(NamedTuple):
@@ -142,21 +142,23 @@ async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
 
 def test_there_are_operations_and_all_that_is_open_is_meant_to_be() -> None:
     assert len(CLOSED) > 60
-    assert {op.path for op in operations() if need_of(op.path, op.method) is None} == PUBLIC
+    assert {
+        op.path for op in operations() if find_required_scope(op.path, op.method) is None
+    } == PUBLIC
 
 
 def test_what_is_in_the_audit_log_is_what_deletes_and_what_admin_alone_may_change() -> None:
     audited = set()
     for op in CLOSED:
-        need = need_of(op.path, op.method)
-        assert need is not None
-        if need.audited:
-            assert need.scopes == ("admin",), op
+        required = find_required_scope(op.path, op.method)
+        assert required is not None
+        if required.audited:
+            assert required.scopes == ("admin",), op
             audited.add((op.method, op.path))
         else:
             reads = op.method in ("GET", "HEAD")
             assert op.method != "DELETE"
-            assert reads or need.scopes != ("admin",), op
+            assert reads or required.scopes != ("admin",), op
     assert audited == AUDITED
 
 
@@ -184,15 +186,15 @@ async def test_each_refuses_a_token_without_the_scope(guarded: Guarded) -> None:
 async def test_each_refuses_a_token_without_the_pipeline(guarded: Guarded) -> None:
     token = token_of("mine")
     for op in CLOSED:
-        need = need_of(op.path, op.method)
-        assert need is not None
+        required = find_required_scope(op.path, op.method)
+        assert required is not None
         mine, others = [await guarded.ask(op, token, fqn) for fqn in (MINE, OTHERS)]
         assert mine.status_code != 401
-        if need.pipelines is Pipelines.NAMED:
+        if required.pipelines is Pipelines.NAMED:
             assert "{fqn}" in op.path
             assert (mine.status_code == 403, others.status_code) == (False, 403), op
         else:
-            assert (mine.status_code == 403) == (need.pipelines is Pipelines.EVERY), op
+            assert (mine.status_code == 403) == (required.pipelines is Pipelines.EVERY), op
 
 
 async def test_names_are_compared_decoded(guarded: Guarded) -> None:
