@@ -303,6 +303,7 @@ _OF_RUN: Final[Mapping[str, Callable[[RunKey], str]]] = {
 #
 #   2026-11-21T10:00:00Z, 2026-11-21T11:00:00.5+01:00    RFC 3339
 #   2026-11-21 10:00, 2026/11/21 10:00:30, 2026-11-21    without an offset it is UTC
+#   20261121T100000Z, 20261121T1100+0100, 20261121T10    ISO 8601's basic form, with a `T`
 #   10:00, 10:00:30, yesterday 10:00                     at that time of today, or of another day
 #   today, yesterday                                     their midnight, UTC
 #   1795255200, 1795255200.5                             epoch seconds, if below 10^11
@@ -319,8 +320,8 @@ _OF_RUN: Final[Mapping[str, Callable[[RunKey], str]]] = {
 
 
 TIME_FORMS: Final = (
-    "RFC 3339, `2026-11-21 10:00` (UTC), epoch seconds or milliseconds, `5m` (before now), "
-    "`now-1h`, `now/d`, `yesterday`, or a ULID"
+    "RFC 3339, `20261121T100000Z`, `2026-11-21 10:00` (UTC), epoch seconds or milliseconds, "
+    "`5m` (before now), `now-1h`, `now/d`, `yesterday`, or a ULID"
 )
 _HINT: Final = (
     "Write 2026-11-21T10:00:00Z, 2026-11-21 10:00 (UTC), epoch seconds or milliseconds, 5m (before "
@@ -345,6 +346,10 @@ _CLOCK: Final = rf"([0-9]{{2}})(?:{_MINUTES})?"
 _DATED: Final = re.compile(
     r"([0-9]{4})([-/])([0-9]{2})\2([0-9]{2})"
     rf"(?:[Tt ]{_CLOCK} ?([Zz]|UTC|[-+ ][0-9]{{2}}:?[0-9]{{2}})?)?"
+)
+_BASIC: Final = re.compile(
+    r"([0-9]{4})([0-9]{2})([0-9]{2})[Tt]"
+    r"([0-9]{2})(?:([0-9]{2})(?:([0-9]{2})(?:[.,]([0-9]{1,9}))?)?)?([Zz]|[-+ ][0-9]{2}:?[0-9]{2})?"
 )
 _OF_DAY: Final = re.compile(rf"(today|yesterday)(?: {_CLOCK})?|([0-9]{{2}}){_MINUTES}")
 _SECONDS_BELOW: Final = 100_000_000_000
@@ -395,7 +400,10 @@ def _span(text: str, now_ms: int) -> tuple[int, int] | None:
     if ago := _AGO.fullmatch(text):
         return now_ms - sum(int(n) * _UNITS_MS[unit] for n, unit in _LENGTH.findall(ago[1])), 1
     if dated := _DATED.fullmatch(text):
-        return _of_date(dated)
+        year, _, *rest = dated.groups()
+        return _of_date(year, *rest)
+    if basic := _BASIC.fullmatch(text):
+        return _of_date(*basic.groups())
     if of_day := _OF_DAY.fullmatch(text):
         return _of_day(of_day, now_ms)
     moment = _of_ulid(text)
@@ -433,8 +441,10 @@ def _beginning(moment: int, unit: str) -> int:
     return (moment - offset) // size * size + offset
 
 
-def _of_date(found: re.Match[str]) -> tuple[int, int] | None:
-    year, _, month, day, hour, minute, second, fraction, offset = found.groups()
+def _of_date(
+    year: str, month: str, day: str, *clock_and_offset: str | None
+) -> tuple[int, int] | None:
+    hour, minute, second, fraction, offset = clock_and_offset
     try:
         date = datetime(int(year), int(month), int(day), tzinfo=UTC)
     except ValueError:

@@ -4,6 +4,7 @@
     11/29/2026 9:05:01 PM, 29/11/26 10:00:00        numbers in the order that is a date
     Nov 29 9:05:01, November 29, 2026 10:00:00      names of months
     261129 10:00:00, 2026-W48-7T10:00:00            six digits, and ISO's week
+    2026-11-29 10:00, 20261129T100000Z              without seconds or signs, at the beginning
     9:05:01 PM, 3:04PM, INFO 10:00:00.123           at the beginning: the day nearest to arrival
 
 `times` reads all common forms, and takes from here what follows a clock:
@@ -74,6 +75,25 @@ _ALONE: Final = re.compile(
     rb"\W{0,2}(?:(?:TRACE|DEBUG|INFO|WARN|WARNING|ERROR|FATAL|CRITICAL|[DIWEC])\W{1,3})?" + _CLOCK
 )
 _KITCHEN: Final = re.compile(rb"\W?(?P<hour>0?[1-9]|1[0-2]):(?P<minute>[0-5]\d)(?=[AaPp][Mm]\b)")
+# Names of files, columns and spans of time begin so, too: what follows must be the end of a time.
+_OFFSET: Final = rb"[+-]\d\d:?\d\d"
+_BEHIND: Final = rb"(?:[\])|]|\s|: )"
+_NO_SPAN: Final = (
+    rb"(?! ?(?:Z|UTC|[AaPp][Mm]|" + _OFFSET + rb")?\s+(?:-|to|\xe2\x80[\x93\x94]) ?"
+    rb"(?:\d\d?:\d\d|\d{4}[-/]\d|\d{8}T))"
+)
+_MINUTE_STAMP: Final = re.compile(
+    rb"[\[(]?(?P<year>[12]\d{3})(?P<sign>[-/])(?P<month>\d\d)(?P=sign)(?P<day>\d\d)[T ]"
+    rb"(?P<hour>[01]\d|2[0-3]):(?P<minute>[0-5]\d)"
+    rb"(?= ?(?:Z|UTC|[AaPp][Mm])?(?:$|" + _BEHIND + rb")"
+    rb"|(?<=T.....)" + _OFFSET + _BEHIND + rb")" + _NO_SPAN
+)
+_BASIC_STAMP: Final = re.compile(
+    rb"[\[(]?(?P<year>[12]\d{3})(?P<month>\d\d)(?P<day>\d\d)T(?P<hour>[01]\d|2[0-3])"
+    rb"(?P<minute>[0-5]\d)(?P<second>[0-5]\d)(?:[.,](?P<fraction>\d{1,9}))?"
+    rb"(?=(?:Z|" + _OFFSET + rb")?" + _BEHIND + rb")" + _NO_SPAN
+)
+_STAMP_BYTES: Final = 48  # of the longer one, a zone, and the beginning of the end of a span
 
 
 _SIGNS: Final = np.zeros(256, np.bool_)
@@ -132,6 +152,20 @@ def put_rare_times(look: Prefixes, which: Ints, arrivals: Ints, times: Ints) -> 
         time = read_rare_time(data[row * WIDTH + 1 : row * WIDTH + 10], int(arrivals[row]))
         if time is not None:
             times[row] = time
+    for row in _begin_with_stamps(flat, which):
+        time = _read_stamp(data[row * WIDTH + 1 : row * WIDTH + 1 + _STAMP_BYTES])
+        if time is not None:
+            times[row] = time
+
+
+def _begin_with_stamps(flat: Bytes, which: Ints) -> list[int]:
+    """The records of `which` that may begin with `YYYY-MM-DD HH:MM` or `YYYYMMDDTHHMMSS`."""
+    starts = which * WIDTH + 1
+    starts += (flat[starts] == ord("[")) | (flat[starts] == ord("("))
+    starts = starts[flat[starts] - np.uint8(ord("1")) <= 1]
+    signs = (flat[starts + 4] & 253 == ord("-")) & (flat[starts + 13] == ord(":"))
+    found: list[int] = (starts[signs | (flat[starts + 8] == ord("T"))] // WIDTH).tolist()
+    return found
 
 
 def _clocks(look: Prefixes, wanted: Bools) -> Ints:
@@ -221,6 +255,15 @@ def read_rare_time(line: bytes, arrival: int) -> int | None:
     else:
         found = _KITCHEN.match(line)
     return None if found is None else _nearest_day(found, line, arrived)
+
+
+def _read_stamp(line: bytes) -> int | None:
+    line = line.partition(b"\n")[0].rstrip()
+    found = _MINUTE_STAMP.match(line) or _BASIC_STAMP.match(line)
+    if found is None:
+        return None
+    on = _date(*(found[name].decode() for name in ("year", "month", "day")))
+    return None if on is None else _at(found, line, on)
 
 
 def _at(found: re.Match[bytes], line: bytes, on: date) -> int | None:
