@@ -1,13 +1,16 @@
 """The sound parts of an earlier verification, in a file, so that the next one reads only changes.
 
     {"format": 1}
-    ["tile", stamp]                               of some hours of the table, in any order
+    ["tile", stamp]                     of some hours of the table, or a segment, in any order
     ["run", manifest's key, stamp, fqn, run]      in order of the keys
     {"check": hash of all bytes before}
 
 A stamp is a hash of the keys, sizes, ETags and times of all objects of a run, or of the table files
 of a range and their skip indexes, as they were listed before they were read. A run or range with
 another stamp is read again. If the file is damaged, or has another format, everything is.
+
+A segment is remembered once its lines are in their runs' logs, and only by a verification without
+any fault.
 
 A part of the unchanged data is read again as well: the sample. It finds bits that changed on a
 disk, in a file whose size and time did not change.
@@ -16,7 +19,7 @@ disk, in a file whose size and time did not change.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -32,8 +35,10 @@ from tailrace.logstore.errors import InvalidInput
 from tailrace.logstore.filesystem import File, FileSystem
 from tailrace.logstore.keys import encode
 from tailrace.logstore.objects.store import ObjectInfo, ObjectStore
+from tailrace.logstore.runs.report import Watermark
 from tailrace.logstore.table.snapshot import TableFile, TableSnapshot
 from tailrace.verification.findings import Findings
+from tailrace.verification.segments import Whole, settled
 from tailrace.verification.table import HourRange, hour_ranges
 
 FORMAT: Final = 1
@@ -120,16 +125,16 @@ class Remembered:
             self.vanished += 1
             self._next = next(self._runs, None)
 
-    def has_range(self, stamp: str) -> bool:
-        """Whether the range was sound, and is not in the sample."""
+    def has_part(self, stamp: str) -> bool:
+        """Whether the range or segment was sound, and is not in the sample."""
         return stamp in self._ranges and not self._is_sampled()
 
     def keep_run(self, manifest: str, run: SoundRun) -> None:
         """Takes a run into the next file."""
         self._line(["run", manifest, run.stamp, *run.key])
 
-    def keep_range(self, stamp: str) -> None:
-        """Takes a range into the next file."""
+    def keep_part(self, stamp: str) -> None:
+        """Takes a range or segment into the next file."""
         self._line(["tile", stamp])
 
     def finish(self) -> None:
@@ -186,8 +191,9 @@ class Remembered:
 class ChangesSince:
     """The changes in one store since the last verification.
 
-    A run is read again if an object of it changed, or if a changed file of the table, or a segment,
-    has a line of it. So a new line that is in no text is found.
+    A run is read again if an object of it changed, or if a changed file of the table, or a changed
+    segment, has a line of it. So a new line that is in no text is found. A segment counts as
+    changed until a sound verification saw it settled: until then its lines may be in no text.
     """
 
     def __init__(
@@ -202,6 +208,7 @@ class ChangesSince:
         self._passed = set[str]()
         self._sound = dict[str, None]()
         self._active = set[RunKey]()
+        self._settled: list[str] = []
         self._pipeline = ""
         self._texts: dict[str, str] = {}
         self._manifest: ObjectInfo | None = None
@@ -221,12 +228,31 @@ class ChangesSince:
         unchanged: list[TableFile] = []
         for hours in hour_ranges(snapshot.files):
             stamp = self._range_stamp(hours)
-            if stamp is not None and self._remembered.has_range(stamp):
+            if stamp is not None and self._remembered.has_part(stamp):
                 self._unchanged.add(stamp)
                 unchanged += hours.files
             else:
                 self.changed += hours.files
         return unchanged
+
+    def changed_segments(
+        self, segments: Sequence[Whole], marks: Mapping[str, Watermark]
+    ) -> list[str]:
+        """The URIs of the segments whose lines were not all compared with settled texts before."""
+        known = set[str]()
+        for segment in settled(segments, marks):
+            stamp = _segment_stamp(segment)
+            self._settled.append(stamp)
+            if self._remembered.has_part(stamp):
+                known.add(segment.uri)
+        if known:
+            self._findings.count("unchanged segments", len(known))
+        return [segment.uri for segment in segments if segment.uri not in known]
+
+    def keep_segments(self) -> None:
+        """No fault was found in the whole store, so the lines of settled segments are in texts."""
+        for stamp in self._settled:
+            self._remembered.keep_part(stamp)
 
     def add_runs(self, database: Database, table: Iterable[str], segments: Iterable[str]) -> None:
         """Takes the runs with lines in these files as changed. Raises `Damaged`."""
@@ -249,7 +275,7 @@ class ChangesSince:
         self._passed.update(file.path for file in hours.files)
         if hours.files:
             self._findings.count("unchanged table files", len(hours.files))
-        self._remembered.keep_range(str(stamp))
+        self._remembered.keep_part(str(stamp))
         return True
 
     def passed(self, file: TableFile) -> bool:
@@ -264,7 +290,7 @@ class ChangesSince:
     def keep_ranges(self) -> None:
         """The skip indexes of all ranges that were read are sound as well."""
         for stamp in self._sound:
-            self._remembered.keep_range(stamp)
+            self._remembered.keep_part(stamp)
 
     def _range_stamp(self, hours: HourRange) -> str | None:
         """None if a file was not there yet, or is not there."""
@@ -317,6 +343,11 @@ class ChangesSince:
     def _stamp(self, key: RunKey) -> str:
         assert self._manifest is not None
         return stamp_of([self._manifest]) + self._texts.get(encode(key.run), "")
+
+
+def _segment_stamp(segment: Whole) -> str:
+    row = [segment.uri, segment.rows, segment.low, segment.high]
+    return f"segment {xxhash.xxh3_128_hexdigest(orjson.dumps(row))}"
 
 
 def _rows(file: File) -> Iterator[Any]:

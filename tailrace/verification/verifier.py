@@ -120,6 +120,8 @@ class Verifier:
         await self._all_texts()
         if self._readable:
             await self._whole_table()
+        if self._changes is not None and not self.findings.total:
+            self._changes.keep_segments()
 
     async def _look_at_register(self) -> None:
         """Notes nodes that others do not ask although only they may have some lines."""
@@ -149,7 +151,7 @@ class Verifier:
         snapshot = await asyncio.to_thread(self.table.snapshot)
         changes = ChangesSince(self.store, self.prefix, self.remembered, self.findings)
         self._files.trust(await changes.list_table(snapshot))
-        segments = [segment.uri for segment in self._catalog.segments()]
+        segments = changes.changed_segments(self._catalog.segments(), self._catalog.marks)
         changed = await self._files.usable(changes.changed)
         try:
             changes.add_runs(self.database, [file.uri for file in changed], segments)

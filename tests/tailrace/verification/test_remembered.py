@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.logstore.errors import InvalidInput
+from tests.edited import edited
 from tests.seeds import some
 from tests.tailrace.verification.world import Verified, World, ingest, look
 
@@ -41,11 +42,33 @@ def test_what_did_not_change_is_passed_over(consumed: World) -> None:
     assert (third["runs"], third["table lines"]) == (5, first.findings.compared["table lines"])
 
 
-def test_a_run_with_lines_in_a_segment_is_read_again(world: World) -> None:
-    """A segment's lines may have come since, and be in no text."""
-    assert remembered(world).faults == []
+def test_a_run_with_lines_in_a_segment_is_read_again_until_the_segment_is_settled(
+    world: World,
+) -> None:
+    """Lines of a segment above the watermark may have come since, and be in no text."""
+    (mark,) = (world.root / "coordination" / "text").iterdir()
+    settled = mark.read_bytes()
+    mark.write_bytes(edited(settled, seq=0))
+    for _ in range(2):
+        found = remembered(world)
+        assert found.faults == []
+        assert (found.findings.compared["runs"], found.findings.compared["unchanged runs"]) == (
+            5,
+            0,
+        )
+    mark.write_bytes(settled)
+    assert remembered(world).findings.compared["runs"] == 5
     again = remembered(world).findings.compared
-    assert (again["runs"], again["unchanged runs"]) == (5, 0)
+    assert (again["runs"], again["unchanged runs"]) == (0, 5)
+    assert again["unchanged segments"] == len(world.segments())
+
+
+def test_no_segment_is_remembered_by_a_verification_with_a_fault(world: World) -> None:
+    world.change(_text(world, "p/closed/logs.txt"), 7)
+    for _ in range(2):
+        found = remembered(world)
+        assert "chunk-changed" in found.kinds
+        assert found.findings.compared["unchanged segments"] == 0
 
 
 CHANGES: dict[str, tuple[str, Callable[[World], None]]] = {
@@ -76,6 +99,17 @@ def test_what_changed_is_read_again_until_it_is_sound(consumed: World, what: str
     change(consumed)
     for _ in range(2):
         assert kind in remembered(consumed).kinds
+
+
+@pytest.mark.parametrize("what", some([*CHANGES][:6], 2, "settled segments"))
+def test_a_change_of_a_run_is_found_though_its_segments_are_remembered(
+    world: World, what: str
+) -> None:
+    kind, change = CHANGES[what]
+    assert remembered(world).faults == []
+    change(world)
+    for _ in range(2):
+        assert kind in remembered(world).kinds
 
 
 @pytest.mark.parametrize("at", some([3, 40, -40, -3], 4, "damaged memory"))
