@@ -134,7 +134,7 @@ class PipelineNames:
             if rest:
                 raise InvalidInput(
                     f"{where}{pattern!r} has a * that is not at its end",
-                    hint="A pattern is a name, or the beginning of names with a * behind it.",
+                    hint="Write a whole name, or the beginning of names and a *, such as shop.*.",
                 )
             if stem:
                 check_name(stem, "fqn")

@@ -432,7 +432,7 @@ class Connection(HttpToolsProtocol):
             if name in seen and (name in _ONCE or name.startswith(_OURS)):
                 header = name.decode("latin-1").title()
                 raise InvalidInput(
-                    f"{header} is there twice", field=header, hint=f"Send {header} once."
+                    f"{header} is given twice", field=header, hint=f"Send {header} once."
                 )
             seen.add(name)
 
@@ -509,7 +509,7 @@ class Connection(HttpToolsProtocol):
         """
         cycle = self._current
         if cycle is None or self.pipeline or self.reading != QUIET:
-            raise InvalidInput("there are bytes behind the request for an upgrade")
+            raise InvalidInput("bytes follow the request for an upgrade")
         self.reading, self._take = SHUT, take
         cycle.chunked_encoding = False
 

@@ -80,7 +80,7 @@ def _receivers(content: object) -> tuple[FileSource, ...]:
             raise InvalidInput(
                 f"{where} is not a known receiver",
                 field=where,
-                hint="It has one kind, file_log/NAME, which is also spelled filelog/NAME.",
+                hint="The only kind of receiver is file_log/NAME; filelog/NAME means the same.",
             )
         if value is not None and not isinstance(value, Mapping):
             raise InvalidInput(f"{where} must hold keys and values", field=where, hint=_LISTED)
