@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pkgutil
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -12,12 +13,16 @@ from typing import Any, Final
 
 import pytest
 
-from tests.fuzz.test_pipelines import quickest
 from tests.seeds import some
 
 PACKAGES: Final = ("service", "tailrace", "compactor", "tailrace_client")
 SIZE: Final = 6000
-MOST_SECONDS: Final = 0.05
+SIZES: Final = (SIZE // 4, SIZE // 2, SIZE)
+TRIES: Final = 5
+MOST_GROWTH: Final = 9.0
+"""Times that a text four times as long may take: 4 is linear, 16 is the square."""
+FLOOR_SECONDS: Final = 0.002
+"""Below it the clock says too little; the square of `SIZE` takes ten times as long."""
 PARTS: Final = (
     *"9a. _-:/\\\"'{[(<%$*?+=,;&|\n\r\t\x00é",
     *(
@@ -73,21 +78,48 @@ def patterns() -> dict[str, tuple[re.Pattern[Any], list[str]]]:
     return found
 
 
-def texts() -> list[str]:
-    return [part * (SIZE // len(part)) + end for part in PARTS for end in ENDS]
+def spent(act: Callable[[int], object], size: int) -> float:
+    """Seconds of the processor that it takes."""
+    begun = time.process_time()
+    act(size)
+    return time.process_time() - begun
+
+
+def grows(act: Callable[[int], object]) -> bool:
+    """Whether `act` takes more than in proportion to the size that it is given.
+
+    The sizes take turns, and the quickest try of each counts: load and frequency of the machine
+    then change all of them alike.
+    """
+    if any(spent(act, SIZE) < FLOOR_SECONDS for _ in range(TRIES)):
+        return False
+    tries = [[spent(act, size) for size in SIZES] for _ in range(TRIES)]
+    least: list[float] = [min(each) for each in zip(*tries, strict=True)]
+    return least[-1] > least[0] * MOST_GROWTH
+
+
+def repeated(part: str, end: str, size: int) -> str:
+    return part * (size // len(part)) + end
 
 
 def slow(pattern: re.Pattern[Any], scans: list[str]) -> list[str]:
-    """The texts on which it takes long, each by its beginning."""
+    """The texts on which it takes long, each by what it repeats and its end."""
     asks: list[Any] = [pattern.match, pattern.fullmatch, *([pattern.search] if scans else [])]
     if set(scans) - {"search", "split"}:
         asks.append(pattern.findall)
     return [
-        f"{ask.__name__} {text[:4]!r}"
-        for text in texts()
+        f"{ask.__name__} {part!r} {end!r}"
+        for part in PARTS
+        for end in ENDS
         for ask in asks
-        if quickest(partial(ask, _as(pattern, text)), MOST_SECONDS) > MOST_SECONDS
+        if grows(partial(_ask, pattern, ask, part, end))
     ]
+
+
+def _ask(
+    pattern: re.Pattern[Any], ask: Callable[[Any], object], part: str, end: str, size: int
+) -> object:
+    return ask(_as(pattern, repeated(part, end, size)))
 
 
 def _as(pattern: re.Pattern[Any], text: str) -> Any:
@@ -101,6 +133,25 @@ def test_no_pattern_takes_the_square_of_a_text(part: int) -> None:
     asked = sorted(patterns().items())[part::16]
     found = {name: slow(*one) for name, one in asked if name not in BOUNDED}
     assert {name: each for name, each in found.items() if each} == {}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "part"),
+    [
+        (r"a*b", "a"),
+        (r"\s+$", "\t"),
+        (r"eyJ[^.]*\.", "eyJ"),
+        (rb"9+x", "9"),
+    ],
+)
+def test_the_square_of_a_text_is_seen(pattern: str | bytes, part: str) -> None:
+    compiled = re.compile(pattern)
+    assert grows(partial(_ask, compiled, compiled.search, part, "!"))
+
+
+@pytest.mark.parametrize("pattern", [r"a+|.", r"(?:a|b)*", r"\s|\S", rb"[^\n]*\n?"])
+def test_what_is_linear_is_not_taken_for_the_square(pattern: str | bytes) -> None:
+    assert slow(re.compile(pattern), ["findall"]) == []
 
 
 def test_what_is_said_to_be_bounded_is_a_pattern() -> None:

@@ -39,7 +39,7 @@ _STIRRING = (*_JAVA_FIRST, "")
 _GO_BEGIN = re.compile(r".*\bpanic(?: serving [^:]+:\d+)?: |fatal error: ")
 _GO_GOES_ON = re.compile(
     r"goroutine \d+|\[signal |\s+\S|created by |exit status \d|runtime\.|panic\(|\tpanic: "
-    r"|[\w./*()\[\]·-]+\(.*\)$|rax |r[a-z0-9]{1,3} +0x|\.\.\.additional frames elided"
+    r"|[\w./*()\[\]·-][\w./*)\[\]·-]*\(.*\)$|rax |r[a-z0-9]{1,3} +0x|\.\.\.additional frames elided"
 )
 
 
