@@ -49,7 +49,15 @@ from service.status.status import open_status
 from service.tail import Tail
 from service.writer import Writer, recovered_journal, state_of
 from tailrace.logstore.batch import RunKey
-from tailrace.logstore.errors import Conflict, NodeNotReady, TailraceError
+from tailrace.logstore.errors import (
+    Conflict,
+    JournalFailed,
+    NodeNotReady,
+    OutcomeUnknown,
+    TailraceError,
+    Unavailable,
+    with_hint,
+)
 from tailrace.logstore.position import Position
 from tailrace.logstore.retry import retry_until_available
 from tailrace.logstore.segments.detect import Carry
@@ -528,8 +536,11 @@ class Node:
                     await writer.shipper.confirmed_through(writer.journal.next_pos)
                     await self.run_logs.drain()
                     self._release()
-        except (TimeoutError, TailraceError):
-            pass  # the journal has all lines; whatever the error, the other parts stop as well
+        except (TimeoutError, JournalFailed, Unavailable, OutcomeUnknown):
+            pass  # the journal has all lines
+        except TailraceError as error:
+            # The journal has all lines, and the other parts stop as well.
+            log.warning("not all lines came into the logs of their runs: %s", with_hint(error))
 
     async def _let_go(self) -> None:
         if self._writer is not None:

@@ -141,6 +141,7 @@ def test_a_manifest_that_cannot_be_read_does_not_fail_a_stop(
     else:
         manifest.write_bytes(b"")
     assert service.stop() == 0
+    assert "not all lines came into the logs of their runs: " in service.output()
     manifest.write_bytes(intact)
     service.start()
     closed = httpx.post(f"{service.url}{RUN}/close", timeout=60)
