@@ -15,7 +15,7 @@ FOLDERS = ["service", "compactor", "tailrace", "client/tailrace_client"]
 
 # Lower these limits when the code gets better. Raise one only with a reason in the commit.
 MOST_MODULES = 391
-MOST_LINES = 130_435
+MOST_LINES = 130_461
 MOST_OF_ONE_IMPORTER = 72
 LEAST_MEDIAN = 300
 

@@ -169,7 +169,8 @@ class JournalRecords:
 
 
 _KEPT_BYTES: Final = 64 << 20
-_LEAST_KEPT: Final = 4_096  # records: fewer are encoded in less than ten milliseconds
+_LEAST_KEPT: Final = 4_096
+"""Fewer records are encoded in less than ten milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,18 +198,32 @@ class EncodedLines:
     """Encodes unflushed batches, and keeps their records for searches that ask again.
 
     `carry` returns the state of the runs before their unflushed lines. Records that are kept take
-    at most 64 MiB, and none stay once a segment is stored (`drop`). For any thread.
+    at most `most_bytes`, and `drop` forgets them once a segment is stored. Fewer records than
+    `least` are not kept. For any thread.
     """
 
-    def __init__(self, carry: Callable[[], Carry]) -> None:
+    def __init__(
+        self,
+        carry: Callable[[], Carry],
+        *,
+        most_bytes: int = _KEPT_BYTES,
+        least: int = _LEAST_KEPT,
+    ) -> None:
         self._carry = carry
-        self._kept: BoundedCache[int, _Kept] = BoundedCache(_KEPT_BYTES, attrgetter("nbytes"))
+        self._most_bytes = most_bytes
+        self._least = least
+        self._kept: BoundedCache[int, _Kept] = BoundedCache(most_bytes, attrgetter("nbytes"))
         self._lock = Lock()
+
+    @property
+    def bytes(self) -> int:
+        """The size of the records that are kept."""
+        return self._kept.size
 
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
         """Yields the records of the batches. Raises `Damaged` as `record_batches` does."""
         rows = batches.rows
-        if int(rows["records"].sum()) < _LEAST_KEPT:
+        if int(rows["records"].sum()) < self._least:
             yield from record_batches(batches, self._carry())
             return
         positions = rows["pos"].astype(np.int64)
@@ -220,10 +235,10 @@ class EncodedLines:
         for batch in record_batches(Selected(batches, rest, rows[rest]), carry, save=True):
             found = batch.select(RECORD_SCHEMA.names).cast(RECORD_SCHEMA)
             size += found.nbytes
-            if size <= _KEPT_BYTES:
+            if size <= self._most_bytes:
                 records.append(found)
             yield found
-        if len(rest) and size <= _KEPT_BYTES:
+        if len(rest) and size <= self._most_bytes:
             runs = frozenset(batches.runs)
             self._keep(
                 _Kept(batches.node, positions, tuple(records), runs, carry, size), instead_of=known
